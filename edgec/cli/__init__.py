@@ -1,0 +1,1 @@
+"""The command line: one file per command. A command parses, calls one function, and prints; nothing heavy at import."""

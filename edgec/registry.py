@@ -1,0 +1,193 @@
+"""Passes, targets and tasks by name: ours from the tables below, others' from entry points.
+
+A pass is one module with one `Options` class and one function under `@register_pass(name)`; a target likewise under
+`@register_target(name)`. The option class is read off the function's annotations, so one declaration gives the recipe's
+schema, the documentation, the report's defaults and the cache key. Modules are imported when their name is first
+asked for; they must not import torch, tensorflow, coremltools or tvm at the top.
+
+Third parties name a module under the entry-point groups `edgec.passes`, `edgec.targets` and `edgec.tasks`.
+"""
+
+from __future__ import annotations
+
+import difflib
+import importlib
+import typing
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cache
+from importlib.metadata import entry_points
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from pydantic import BaseModel, ConfigDict
+
+from edgec.errors import RecipeError
+
+if TYPE_CHECKING:
+    from edgec.context import Context
+    from edgec.model import Artifact, Model, Program, Runner
+    from edgec.tasks.base import Task
+
+
+class Options(BaseModel):
+    """Base of every option class: unknown keys are errors, values don't change after they are read."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
+
+
+@dataclass(frozen=True)
+class Tool:
+    """Something a target needs, as `edgec doctor` shows it."""
+
+    name: str
+    version: str | None  # None: not here
+    install: str  # the command that installs it
+    needed_for: str = ""
+    required: bool = True  # False: only part of the target needs it
+
+
+@dataclass(frozen=True)
+class PassEntry:
+    name: str
+    module: str
+    options: type[Options]
+    run: Callable[[Model, Any, Context], Model]
+    summary: str
+
+
+@dataclass(frozen=True)
+class TargetEntry:
+    """A target: `convert` fills `context`'s artefact folder; `open` gives a Runner for a finished artefact."""
+
+    name: str
+    module: str
+    options: type[Options]
+    convert: Callable[[Program, Any, Context], Artifact]
+    tools: Callable[[], list[Tool]]
+    open: Callable[[Artifact], Runner]
+    summary: str
+
+
+@dataclass(frozen=True)
+class TaskEntry:
+    name: str
+    module: str
+    options: type[Options]
+    create: Callable[..., Task]
+    summary: str
+
+
+PASSES = {
+    "distill": "edgec.passes.distill",
+    "prune": "edgec.passes.prune",
+    "quantize": "edgec.passes.quantize",
+}
+TARGETS = {
+    "onnxruntime": "edgec.targets.onnxruntime",
+    "tflite": "edgec.targets.tflite",
+    "coreml": "edgec.targets.coreml",
+    "tvm": "edgec.targets.tvm",
+}
+TASKS = {
+    "image-classification": "edgec.tasks.image_classification",
+    "causal-lm": "edgec.tasks.causal_lm",
+    "tensors": "edgec.tasks.tensors",
+}
+
+_passes: dict[str, PassEntry] = {}
+_targets: dict[str, TargetEntry] = {}
+_tasks: dict[str, TaskEntry] = {}
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+def _summary(function: Callable[..., Any]) -> str:
+    module = importlib.import_module(function.__module__)
+    text = (module.__doc__ or function.__doc__ or "").strip()
+    return text.split("\n\n")[0].replace("\n", " ")
+
+
+def _options_of(function: Callable[..., Any]) -> type[Options]:
+    hints = typing.get_type_hints(function)
+    found = [h for h in hints.values() if isinstance(h, type) and issubclass(h, Options)]
+    if len(found) != 1:
+        raise TypeError(f"{function.__module__}.{function.__name__} must take exactly one Options class")
+    return found[0]
+
+
+def register_pass(name: str) -> Callable[[F], F]:
+    """Make `run(model, options, context) -> Model` the pass `name`."""
+
+    def wrap(run: F) -> F:
+        _passes[name] = PassEntry(name, run.__module__, _options_of(run), run, _summary(run))
+        return run
+
+    return wrap
+
+
+def register_target(
+    name: str, *, tools: Callable[[], list[Tool]], open: Callable[[Artifact], Runner]
+) -> Callable[[F], F]:
+    """Make `convert(program, options, context) -> Artifact` the target `name`."""
+
+    def wrap(convert: F) -> F:
+        _targets[name] = TargetEntry(
+            name, convert.__module__, _options_of(convert), convert, tools, open, _summary(convert)
+        )
+        return convert
+
+    return wrap
+
+
+def register_task(name: str) -> Callable[[F], F]:
+    """Make a `Task` class, whose `__init__` takes its Options, the task `name`."""
+
+    def wrap(cls: F) -> F:
+        _tasks[name] = TaskEntry(name, cls.__module__, _options_of(cls.__init__), cls, _summary(cls))  # type: ignore[misc]
+        return cls
+
+    return wrap
+
+
+@cache
+def _modules(kind: str) -> dict[str, str]:
+    """Name → module of everything of a kind that is installed."""
+    ours = {"passes": PASSES, "targets": TARGETS, "tasks": TASKS}[kind]
+    theirs = {e.name: e.value.split(":")[0] for e in entry_points(group=f"edgec.{kind}")}
+    return {**theirs, **ours}
+
+
+def names(kind: str) -> list[str]:
+    """Every known name of a kind: "passes", "targets" or "tasks"."""
+    return sorted(_modules(kind))
+
+
+def suggest(wrong: str, known: typing.Iterable[str]) -> str:
+    """"; did you mean `x`?" or nothing."""
+    close = difflib.get_close_matches(wrong, list(known), n=1, cutoff=0.5)
+    return f"; did you mean `{close[0]}`?" if close else ""
+
+
+def _find(kind: str, word: str, name: str, table: dict[str, Any]) -> Any:
+    known = _modules(kind)
+    if name not in known:
+        hint = f"known: {', '.join(sorted(known))}"
+        raise RecipeError(f"unknown {word} `{name}`{suggest(name, known)}", hint=hint)
+    importlib.import_module(known[name])
+    if name not in table:
+        raise TypeError(f"{known[name]} doesn't register the {word} `{name}` that it is listed for")
+    return table[name]
+
+
+def get_pass(name: str) -> PassEntry:
+    entry: PassEntry = _find("passes", "pass", name, _passes)
+    return entry
+
+
+def get_target(name: str) -> TargetEntry:
+    entry: TargetEntry = _find("targets", "target", name, _targets)
+    return entry
+
+
+def get_task(name: str) -> TaskEntry:
+    entry: TaskEntry = _find("tasks", "task", name, _tasks)
+    return entry

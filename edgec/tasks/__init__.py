@@ -1,0 +1,1 @@
+"""What a model is for: its data, its preprocessing, its loss and its metric. One kind per module, registered by name."""
