@@ -25,11 +25,15 @@ Arrays = dict[str, "np.ndarray"]
 
 @dataclass(frozen=True)
 class TaskContext:
-    """Where a task finds its data: relative paths from `recipe_dir`, downloads in `cache`."""
+    """Where a task finds its data: relative paths from `recipe_dir`, downloads in `cache`.
+
+    `model_dir` is where the source stage left files that belong to the model (tokenizer.json).
+    """
 
     recipe_dir: Path
     cache: Path
     seed: int
+    model_dir: Path | None = None
 
 
 class Task(ABC):
@@ -81,6 +85,10 @@ class Task(ABC):
     def training(self, epoch: int, *, rank: int = 0, world: int = 1) -> Iterator[tuple[Any, Any]]:
         """`(inputs, labels)` batches of one epoch, in an order fixed by the seed and the epoch, sharded by rank."""
         raise _no_training(self.kind)
+
+    def training_batches(self, *, world: int = 1) -> int:
+        """How many batches `training` gives: the same in each epoch and on each rank."""
+        return sum(1 for _ in self.training(0, world=world))
 
     def loss(self, outputs: Any, labels: Any) -> torch.Tensor:
         """The task's own loss, a scalar."""

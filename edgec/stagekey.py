@@ -1,0 +1,96 @@
+"""What a stage's cache key is made of: its own source, its options, its inputs' digests, data, versions and platform.
+
+"Its own source" is the stage's module and every module of this package that it imports, however deep, found by reading
+the import statements: changing a helper rebuilds the stages that use it, and only those.
+"""
+
+from __future__ import annotations
+
+import ast
+import hashlib
+import platform
+import sys
+from collections.abc import Iterable
+from functools import cache
+from importlib.metadata import PackageNotFoundError, version
+from importlib.util import find_spec
+from pathlib import Path
+
+# Libraries whose version can change what a stage makes.
+LIBRARIES: dict[str, tuple[str, ...]] = {
+    "source": ("torch", "transformers", "gguf", "safetensors", "tokenizers"),
+    "pass": ("torch", "torchao", "torch-pruning", "litert-torch"),
+    "export": ("torch", "torchao", "onnx", "onnxscript", "onnxruntime"),
+    "onnxruntime": ("onnx", "onnxruntime"),
+    "tflite": ("torch", "torchao", "litert-torch", "litert-converter", "ai-edge-litert", "tensorflow-cpu"),
+    "coreml": ("torch", "torchao", "coremltools"),
+    "tvm": ("torch", "onnx", "apache-tvm", "apache-tvm-ffi"),
+}
+FALLBACK_LIBRARIES = ("torch", "onnx", "onnxruntime")  # a third party's target
+
+
+@cache
+def library_versions(kind: str) -> tuple[tuple[str, str], ...]:
+    """`(library, version)` of what the stage kind depends on; "absent" where it isn't installed."""
+
+    def find(name: str) -> str:
+        try:
+            return version(name)
+        except PackageNotFoundError:
+            return "absent"
+
+    return tuple((name, find(name)) for name in (*LIBRARIES.get(kind, FALLBACK_LIBRARIES), "numpy"))
+
+
+def platform_facts() -> dict[str, str]:
+    """The parts of the platform that artefacts depend on."""
+    return {
+        "system": platform.system(),
+        "machine": platform.machine(),
+        "python": f"{sys.version_info.major}.{sys.version_info.minor}",
+    }
+
+
+@cache
+def _file(module: str) -> Path | None:
+    try:
+        spec = find_spec(module)
+    except ModuleNotFoundError:  # `from edgec.x import function`: the function isn't a module
+        return None
+    return Path(spec.origin) if spec and spec.origin and spec.has_location else None
+
+
+@cache
+def _imports(module: str) -> frozenset[str]:
+    """Modules of the same top-level package that a module's import statements name, wherever they stand."""
+    path = _file(module)
+    if path is None:
+        return frozenset()
+    top = module.split(".")[0]
+    package = module if path.name == "__init__.py" else module.rpartition(".")[0]
+    found = set()
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            base = node.module or ""
+            if node.level:
+                parents = package.split(".")[: len(package.split(".")) - node.level + 1]
+                base = ".".join([*parents, base] if base else parents)
+            found |= {base} | {f"{base}.{alias.name}" for alias in node.names}
+    return frozenset(m for m in found if m.split(".")[0] == top and _file(m) is not None)
+
+
+def source_digest(modules: Iterable[str]) -> str:
+    """SHA-256 over the source of the modules and of all that they import from their own package."""
+    todo, seen = list(modules), set()
+    while todo:
+        module = todo.pop()
+        if module not in seen:
+            seen.add(module)
+            todo.extend(_imports(module))
+    total = hashlib.sha256()
+    for module in sorted(seen):
+        if path := _file(module):
+            total.update(f"{module} {hashlib.sha256(path.read_bytes()).hexdigest()}\n".encode())
+    return total.hexdigest()
