@@ -92,6 +92,38 @@ def replay(runner: Runner, signatures: tuple[Signature, ...], steps: list[Step])
     return results
 
 
+class Carrying:
+    """A runner that keeps the state of another one between runs, so that its user never sees pools.
+
+    Takes no state inputs, gives no state outputs, and forgets on `reset`, like an engine that is stateful itself.
+    """
+
+    stateful = True
+
+    def __init__(self, runner: Runner, signatures: tuple[Signature, ...]) -> None:
+        self.runner = runner
+        self.signatures = {s.name: s for s in signatures}
+        self.state: Arrays = {}
+
+    def run(self, signature: str, inputs: Mapping[str, np.ndarray]) -> Arrays:
+        spec = self.signatures[signature]
+        state = {name: self.state[name] for name in spec.state_inputs if name in self.state}
+        outputs = self.runner.run(signature, {**inputs, **(state or zero_state(spec))})
+        self.state |= {name: outputs.pop(out) for name, out in spec.state}
+        return outputs
+
+    def reset(self) -> None:
+        self.runner.reset()
+        self.state = {}
+
+
+def carrying(runner: Runner, signatures: tuple[Signature, ...]) -> Runner:
+    """`runner` itself where it is stateful or has no state, else `runner` in a `Carrying`."""
+    if runner.stateful or not any(s.state for s in signatures):
+        return runner
+    return Carrying(runner, signatures)
+
+
 class OnnxRunner:
     """ONNX Runtime over one file per signature, at a given graph optimisation level.
 

@@ -75,7 +75,8 @@ class Task(ABC):
     def evaluate(self, runner: Runner, reference: Arrays | None, *, limit: int | None = None) -> dict[str, float]:
         """Metrics over the evaluation data (its first `limit` samples), `metric` among them.
 
-        `reference` is what `reference()` gave for the source model; None when there is none.
+        `reference` is what `reference()` gave for the source model; None when there is none. State (KV pools) is the
+        runner's own business here: it is stateful, or wrapped by `golden.carrying`.
         """
 
     def reference(self, runner: Runner) -> Arrays:
