@@ -1,0 +1,118 @@
+"""torch.export for edgec: capture one signature, load it back, fold quantised weights to INT8 constants."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from edgec.errors import StoreError
+
+if TYPE_CHECKING:
+    import torch
+    from torch.export import ExportedProgram
+
+    from edgec.model import Signature
+
+
+def register_quantized_ops() -> None:
+    """Define `torch.ops.quantized_decomposed.*`, which graphs of quantised models call."""
+    import torch.ao.quantization.fx._decomposed  # noqa: F401
+
+
+def dynamic_shapes(signature: Signature) -> tuple[dict[int, Any], ...] | None:
+    """torch.export's `dynamic_shapes` for a signature's inputs, or None when every size is fixed.
+
+    A dimension's greatest size is given as it is; a least size of 0 or 1 is given as it is, too, since torch takes
+    that as "may be 1" and does not specialise on it.
+    """
+    from torch.export import Dim
+
+    if not signature.dynamic:
+        return None
+    dims = {name: Dim(name, min=least, max=greatest) for name, least, greatest in signature.dynamic}
+    return tuple({axis: dims[d] for axis, d in enumerate(t.shape) if isinstance(d, str)} for t in signature.inputs)
+
+
+def capture(module: torch.nn.Module, example: tuple[torch.Tensor, ...], signature: Signature) -> ExportedProgram:
+    """The ExportedProgram of `module`'s forward at the signature's shapes.
+
+    Raises:
+        ConversionError: the forward can't be captured; the message has the user's source line.
+    """
+    import torch
+
+    from .export_blame import blame_capture
+
+    register_quantized_ops()
+    try:
+        with torch.no_grad():
+            return torch.export.export(module, example, dynamic_shapes=dynamic_shapes(signature), strict=False)
+    except Exception as error:  # torch.export raises whatever the user's forward raises
+        raise blame_capture(signature.name, error) from error
+
+
+def fold(program: ExportedProgram) -> ExportedProgram:
+    """The same program with each `weight → quantize` replaced by an INT8 constant, and the float weight dropped."""
+    import torch
+    from torchao.quantization.pt2e.constant_fold import constant_fold
+    from torchao.quantization.pt2e.quantize_pt2e import _quant_node_constraint
+
+    graphs = program.graph.nodes
+    if not any(_quant_node_constraint(n) and n.all_input_nodes[0].op == "placeholder" for n in graphs):
+        return program  # nothing to fold: a float or a weight-only program
+    module = program.module(check_guards=False)
+    constant_fold(module, _quant_node_constraint)
+    drop_unused_state(module)
+    args, kwargs = program.example_inputs
+    with torch.no_grad():
+        return torch.export.export(module, args, kwargs, dynamic_shapes=_shapes_of(program), strict=False)
+
+
+def drop_unused_state(module: torch.fx.GraphModule) -> None:
+    """Delete parameters and buffers that no node reads: a folded weight's float original, above all."""
+    used = {str(n.target) for n in module.graph.nodes if n.op == "get_attr"}
+    for name, _ in [*module.named_parameters(remove_duplicate=False), *module.named_buffers(remove_duplicate=False)]:
+        if name not in used:
+            owner, _, leaf = name.rpartition(".")
+            delattr(module.get_submodule(owner), leaf)
+
+
+def _shapes_of(program: ExportedProgram) -> tuple[dict[int, Any], ...] | None:
+    """The dynamic dimensions that a program was captured with, as torch.export takes them."""
+    import torch
+    from torch.export import Dim
+
+    users = set(program.graph_signature.user_inputs)
+    shapes: list[dict[int, Any]] = []
+    dims: dict[str, Any] = {}
+    for node in program.graph.nodes:
+        if node.op != "placeholder" or node.name not in users:
+            continue
+        axes: dict[int, Any] = {}
+        for axis, size in enumerate(node.meta["val"].shape):
+            if isinstance(size, torch.SymInt):
+                symbol = size.node.expr
+                bounds = program.range_constraints[symbol]
+                name = f"d{len(dims)}"
+                dims.setdefault(str(symbol), Dim(name, min=int(bounds.lower), max=int(bounds.upper)))
+                axes[axis] = dims[str(symbol)]
+        shapes.append(axes)
+    return tuple(shapes) if dims else None
+
+
+def load_exported(path: Path, *, folded: bool) -> ExportedProgram:
+    """Load a .pt2 that `export_program` wrote; `folded` gives INT8 constants in place of `weight → quantize`.
+
+    Raises:
+        StoreError: the file is missing, cut short, or not a .pt2.
+    """
+    import torch
+
+    register_quantized_ops()
+    try:
+        program = torch.export.load(path)
+    except Exception as error:  # torch's reader raises zip, JSON and runtime errors alike
+        raise StoreError(
+            f"{path} can't be read as an exported program: {error}".splitlines()[0], hint="delete it and build again"
+        ) from error
+    return fold(program) if folded else program
