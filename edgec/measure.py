@@ -14,7 +14,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from edgec.context import Context, StageLog
-from edgec.golden import Recording, Step, replay, zero_state
+from edgec.golden import Recording, Step, carrying, replay, zero_state
 from edgec.model import Artifact, Program, Runner
 from edgec.parity import compare
 from edgec.registry import TargetEntry
@@ -66,15 +66,14 @@ def measure_target(
     runner = entry.open(artifact)
     steps = dict(program.quantization.output_steps) if program.quantization else {}
     outputs = replay(runner, program.signatures, recording.steps)
-    expected = [
-        {k: v for k, v in step.outputs.items() if k in got} for step, got in zip(recording.steps, outputs, strict=True)
-    ]
-    result["parity"] = asdict(compare(outputs, expected, steps))
+    kept = {name for signature in program.signatures for name in signature.state_outputs} if runner.stateful else ()
+    expected = [step.outputs for step in recording.steps]
+    result["parity"] = asdict(compare(outputs, expected, steps, may_be_absent=kept))
 
     context.progress(2, 4, "measuring the metric")
     samples = measure["target_samples"] if artifact.proof == "executed" else measure["evaluated_samples"]
     if samples:
-        result["metrics"] = task.evaluate(runner, reference or None, limit=samples)
+        result["metrics"] = task.evaluate(carrying(runner, program.signatures), reference or None, limit=samples)
 
     if artifact.proof == "executed":  # the time of a program evaluated op by op says nothing about a device
         context.progress(3, 4, "measuring latency")
@@ -144,4 +143,3 @@ def _alternate(calls: list[Any], runs: int) -> list[list[float]]:
 def _summary(times: list[float]) -> Latency:
     ordered = sorted(times)
     return Latency(statistics.median(ordered), ordered[min(len(ordered) - 1, int(0.95 * len(ordered)))])
-

@@ -34,6 +34,10 @@ class Options(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
 
+    def references(self) -> list[tuple[str, str | None]]:
+        """`(reference, pinned SHA-256 or None)` of every file and package these options name: part of the cache key."""
+        return []
+
 
 @dataclass(frozen=True)
 class Tool:

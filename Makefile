@@ -1,0 +1,47 @@
+# The two commands of the README are `make demo` and `make test`; each sets up all it needs, and both can be run again.
+BIN := .venv/bin
+CXX_FILES := $(shell git ls-files '*.cpp' '*.h')
+
+.PHONY: setup demo test test-fast test-gpu lint format docs lock benchmark clean
+
+setup:
+	@scripts/setup.sh
+
+demo: setup
+	$(BIN)/edgec build recipes/efficientnet-lite0.yaml
+
+test: setup
+	$(BIN)/pytest -m "not gpu"
+
+# No converters and no downloads: under a minute.
+test-fast: setup
+	$(BIN)/pytest -m "not gpu and not slow and not network"
+
+test-gpu: setup
+	$(BIN)/pytest -m gpu -rs
+
+lint: setup
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	$(if $(CXX_FILES),$(BIN)/clang-format --dry-run --Werror $(CXX_FILES))
+	$(foreach file,$(filter %.cpp,$(CXX_FILES)),scripts/check-cpp.sh $(file) &&) true
+	$(BIN)/python -m edgec.docgen --check
+
+format: setup
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+	$(if $(CXX_FILES),$(BIN)/clang-format -i $(CXX_FILES))
+
+docs: setup
+	$(BIN)/python -m edgec.docgen
+
+# Pins what is installed now, after changing requirements.in and installing from it by hand.
+lock:
+	scripts/lock.sh
+
+benchmark: setup
+	$(BIN)/python benchmarks/build.py
+
+clean:
+	rm -rf build dist out .mypy_cache .ruff_cache .pytest_cache *.egg-info

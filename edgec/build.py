@@ -1,0 +1,284 @@
+"""Plan → Bundle: run the stages that the store lacks, judge the gates, leave a bundle and a report.
+
+A stage that fails ends the build, except that the other targets are still tried: their results are kept, and one run
+shows every target that is broken. Whatever happens, the reports are written, and a bundle only when all of it holds.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Protocol
+
+from edgec.bundle import assemble
+from edgec.errors import EdgecError, RecipeError, ToolMissing
+from edgec.gates import exit_code, gate_error, judge
+from edgec.plan import Stage, data_digest, missing_tools, stage_key, stages_of
+from edgec.recipe import Recipe, dump
+from edgec.report.document import BuildDocument, ErrorRecord, MetricInfo, RecipeInfo, StageRecord, TargetRecord, complete
+from edgec.stages import Request
+from edgec.store import Entry, Store, store_error
+from edgec.worker import run_stage
+
+
+class Listener(Protocol):
+    """Hears what a build does, for a terminal or a log."""
+
+    def started(self, stage: str) -> None: ...
+
+    def event(self, stage: str, event: dict[str, Any]) -> None: ...
+
+    def finished(self, stage: str, record: StageRecord) -> None: ...
+
+
+@dataclass
+class Outcome:
+    """What `build` gives back: the document, and the first error with its traceback notes, if any."""
+
+    document: BuildDocument
+    error: EdgecError | None
+    digests: dict[str, str] = field(default_factory=dict)  # content digest of each stage, and of "bundle"
+
+
+def build(
+    recipe: Recipe,
+    store: Store,
+    *,
+    out: Path,
+    listener: Listener,
+    until: str | None = None,
+    force: bool = False,
+) -> Outcome:
+    """Build a recipe into `out` (`bundle/`, `report.html`, `build.json`, `junit.xml`, `summary.md`).
+
+    Args:
+        recipe: what to build.
+        store: where results are kept.
+        out: the folder to leave the bundle and the reports in; made when missing.
+        listener: hears the progress.
+        until: stop after this stage, without a bundle.
+        force: run every stage, also those that the store has.
+
+    Returns:
+        The outcome. Errors of stages and gates are in it, not raised.
+
+    Raises:
+        EdgecError: before anything has run: a gate on nothing, a missing tool, an output folder that can't be made.
+    """
+    start = time.monotonic()
+    stages = stages_of(recipe, until=until)
+    recipe.gates.check_names([u.name for u in recipe.targets], [s.id for s in stages_of(recipe)])
+    if recipe.model.is_onnx and recipe.passes:
+        raise RecipeError(
+            f"{recipe.path}: pass `{recipe.passes[0].name}` works on a torch module, and the model is an ONNX file",
+            hint="remove `passes:`, or start from the checkpoint",
+        )
+    _check_tools(recipe, stages)
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise store_error(error, "making the output folder") from error
+
+    document = _new_document(recipe)
+    run = _Run(recipe, store, document, listener, force)
+    error = run.all(stages)
+    for target in document.targets.values():
+        target.metric = target.metrics.get(document.metric.name) if document.metric else None
+    complete(document)
+    outcome = Outcome(document, error, {s: e.result["digest"] for s, e in run.entries.items()})
+    if error is None and until is None:
+        verdicts = judge(recipe.gates, document)
+        document.gates = [v.record() for v in verdicts]
+        outcome.error = gate_error(verdicts)
+        document.exit_code = int(exit_code(verdicts))
+        if outcome.error is None:
+            path, outcome.digests["bundle"] = _bundle(recipe, run.entries, document, out)
+            document.bundle = str(path)
+    _conclude(document, outcome.error, time.monotonic() - start)
+    from edgec.report import write_reports
+
+    write_reports(document, out)
+    return outcome
+
+
+class _Run:
+    """The stages of one build, in order."""
+
+    def __init__(
+        self, recipe: Recipe, store: Store, document: BuildDocument, listener: Listener, force: bool
+    ) -> None:
+        self.recipe = recipe
+        self.store = store
+        self.document = document
+        self.listener = listener
+        self.force = force
+        self.data = data_digest(recipe, store)
+        self.entries: dict[str, Entry] = {}
+
+    def all(self, stages: list[Stage]) -> EdgecError | None:
+        """Run everything; gives the first error."""
+        first: EdgecError | None = None
+        for stage in stages:
+            if first is not None and stage.kind != "target":
+                break
+            if any(need not in self.entries for need in stage.needs.values()):
+                break
+            try:
+                self.one(stage)
+            except EdgecError as error:
+                first = first or error
+        return first
+
+    def one(self, stage: Stage) -> None:
+        """One stage, from the store or by running it."""
+        inputs = {role: self.entries[need] for role, need in stage.needs.items()}
+        key = stage_key(stage, self.recipe, {r: e.result["digest"] for r, e in inputs.items()}, self.data)
+        entry = None if self.force else self.store.find(key)
+        cached = entry is not None
+        if entry is None:
+            self.listener.started(stage.id)
+            try:
+                entry, cached = self._run(stage, key, inputs)
+            except EdgecError as error:
+                record = StageRecord(stage=stage.id, kind=_kind(stage), verdict="failed", notes=[error.message])
+                self.document.ledger.append(record)
+                self.listener.finished(stage.id, record)
+                raise
+        self.entries[stage.id] = entry
+        record = self._record(stage, entry, cached)
+        self.listener.finished(stage.id, record)
+
+    def _run(self, stage: Stage, key: str, inputs: dict[str, Entry]) -> tuple[Entry, bool]:
+        with self.store.lock(key):
+            # Another build may have finished it while this one waited for the lock.
+            if not self.force and (entry := self.store.find(key)):
+                return entry, True
+            with self.store.writing(key) as folder:
+                request = self._request(stage, folder, self.store.work(key), inputs)
+                answer = run_stage(request, folder, lambda event: self.listener.event(stage.id, event))
+                result = answer["result"] | {
+                    "stage": stage.id,
+                    "log": answer["log"],
+                    "seconds": answer["seconds"],
+                    "peak_memory": answer["peak_memory"],
+                }
+                return self.store.commit(key, folder, result), False
+
+    def _request(self, stage: Stage, folder: Path, work: Path, inputs: dict[str, Entry]) -> Request:
+        return Request(
+            id=stage.id,
+            kind=stage.kind,
+            name=stage.name,
+            options=stage.options,
+            task=self.recipe.task.name,
+            task_options=dump(self.recipe.task.options),
+            measure=dump(self.recipe.measure),
+            seed=self.recipe.seed,
+            threads=self.recipe.threads,
+            recipe_dir=str(self.recipe.folder.resolve()),
+            cache=str(self.store.root.resolve()),
+            out=str((folder / "out").resolve()),
+            work=str(work.resolve()),
+            inputs={role: str(entry.out.resolve()) for role, entry in inputs.items()},
+        )
+
+    def _record(self, stage: Stage, entry: Entry, cached: bool) -> StageRecord:
+        """Add the stage's line to the ledger, and its target's part."""
+        result = entry.result
+        log, document = result["log"], self.document
+        metric = result["metrics"].get(document.metric.name) if document.metric else None
+        if stage.kind in ("source", "import"):
+            document.source_bytes = 4 * result["parameters"]
+            if document.metric:
+                document.metric.source = metric
+        record = StageRecord(
+            stage=stage.id,
+            kind=_kind(stage),
+            verdict=log["verdict"],
+            cached=cached,
+            digest=result["digest"],
+            bytes=result["bytes"],
+            parameters=result["parameters"],
+            metric=metric,
+            metrics=result["metrics"] | log["metrics"],
+            latency_ms=result.get("latency_ms"),
+            seconds=result["seconds"],
+            peak_memory=result["peak_memory"],
+            notes=log["notes"],
+            warnings=log["warnings"],
+            tables=log["tables"],
+            facts=log["facts"],
+        )
+        document.ledger.append(record)
+        if cached:
+            document.cached_stages.append(stage.id)
+        if stage.kind == "target":
+            names = ("proven", "proof", "proof_command", "bytes", "float_bytes", "parity", "metrics", "counts", "files")
+            document.targets[stage.id] = TargetRecord(
+                **{name: result[name] for name in names},
+                latency_ms=result["latency_ms"],
+                float_latency_ms=result["float_latency_ms"],
+                warnings=log["warnings"],
+            )
+        return record
+
+
+def _kind(stage: Stage) -> Any:
+    return "source" if stage.kind == "import" else stage.kind
+
+
+def _check_tools(recipe: Recipe, stages: list[Stage]) -> None:
+    """Before minutes of work: are the targets' tools here?"""
+    if not any(s.kind == "target" for s in stages):
+        return
+    missing = missing_tools(recipe)
+    if missing:
+        tool = missing[0]
+        more = f" (and {len(missing) - 1} more: see `edgec doctor`)" if len(missing) > 1 else ""
+        raise ToolMissing(
+            f"{tool.name} is not on this machine, and {tool.needed_for or 'a target of the recipe'} needs it{more}",
+            hint=f"install it with: {tool.install}; or leave the target out with --target",
+        )
+
+
+def _new_document(recipe: Recipe) -> BuildDocument:
+    from edgec import __version__
+    from edgec.registry import get_task
+    from edgec.report.environment import environment, tools
+
+    task = get_task(recipe.task.name).create
+    return BuildDocument(
+        status="failed",
+        exit_code=0,
+        recipe=RecipeInfo(
+            name=recipe.name,
+            path=str(recipe.path),
+            digest=recipe.digest,
+            seed=recipe.seed,
+            task=recipe.task.name,
+            source=recipe.model.from_ or recipe.model.factory or "",
+        ),
+        metric=MetricInfo(name=task.metric, higher_is_better=task.higher_is_better),  # type: ignore[attr-defined]
+        environment=environment(recipe.threads),
+        tools=tools(),
+        edgec=__version__,
+    )
+
+
+def _conclude(document: BuildDocument, error: EdgecError | None, seconds: float) -> None:
+    document.seconds = seconds
+    document.status = "built" if error is None else "failed"
+    if error is not None:
+        document.exit_code = int(error.exit_code)
+        data = error.to_dict()
+        document.error = ErrorRecord.model_validate(data)
+
+
+def _bundle(recipe: Recipe, entries: dict[str, Entry], document: BuildDocument, out: Path) -> tuple[Path, str]:
+    from edgec.report import papers
+
+    targets = {use.id: entries[use.id] for use in recipe.targets}
+    write: Callable[[dict[str, str]], dict[str, str]] = lambda files: papers(document, recipe, files)  # noqa: E731
+    return assemble(out, recipe.resolved(), targets, entries.get("source"), write)
