@@ -73,7 +73,7 @@ def render_stages(document: BuildDocument) -> RenderableType:
 
 
 def render_targets(document: BuildDocument) -> RenderableType:
-    """One line an artefact: parity with the golden (dB is its SQNR, steps its off-by-N), latency beside its float twin."""
+    """One line an artefact: parity (SQNR in dB, off by N steps), latency beside its float twin."""
     table = _table("targets")
     table.add_column("target", no_wrap=True)
     table.add_column("proof", no_wrap=True)
