@@ -17,7 +17,15 @@ from edgec.errors import EdgecError, RecipeError, ToolMissing
 from edgec.gates import exit_code, gate_error, judge
 from edgec.plan import Stage, data_digest, missing_tools, stage_key, stages_of
 from edgec.recipe import Recipe, dump
-from edgec.report.document import BuildDocument, ErrorRecord, MetricInfo, RecipeInfo, StageRecord, TargetRecord, complete
+from edgec.report.document import (
+    BuildDocument,
+    ErrorRecord,
+    MetricInfo,
+    RecipeInfo,
+    StageRecord,
+    TargetRecord,
+    complete,
+)
 from edgec.stages import Request
 from edgec.store import Entry, Store, store_error
 from edgec.worker import run_stage
@@ -83,12 +91,12 @@ def build(
 
     document = _new_document(recipe)
     run = _Run(recipe, store, document, listener, force)
-    error = run.all(stages)
+    failure = run.all(stages)
     for target in document.targets.values():
         target.metric = target.metrics.get(document.metric.name) if document.metric else None
     complete(document)
-    outcome = Outcome(document, error, {s: e.result["digest"] for s, e in run.entries.items()})
-    if error is None and until is None:
+    outcome = Outcome(document, failure, {s: e.result["digest"] for s, e in run.entries.items()})
+    if failure is None and until is None:
         verdicts = judge(recipe.gates, document)
         document.gates = [v.record() for v in verdicts]
         outcome.error = gate_error(verdicts)
@@ -97,7 +105,7 @@ def build(
             path, outcome.digests["bundle"] = _bundle(recipe, run.entries, document, out)
             document.bundle = str(path)
     _conclude(document, outcome.error, time.monotonic() - start)
-    from edgec.report import write_reports
+    from edgec.report.write import write_reports
 
     write_reports(document, out)
     return outcome
@@ -106,9 +114,7 @@ def build(
 class _Run:
     """The stages of one build, in order."""
 
-    def __init__(
-        self, recipe: Recipe, store: Store, document: BuildDocument, listener: Listener, force: bool
-    ) -> None:
+    def __init__(self, recipe: Recipe, store: Store, document: BuildDocument, listener: Listener, force: bool) -> None:
         self.recipe = recipe
         self.store = store
         self.document = document
@@ -277,7 +283,7 @@ def _conclude(document: BuildDocument, error: EdgecError | None, seconds: float)
 
 
 def _bundle(recipe: Recipe, entries: dict[str, Entry], document: BuildDocument, out: Path) -> tuple[Path, str]:
-    from edgec.report import papers
+    from edgec.report.write import papers
 
     targets = {use.id: entries[use.id] for use in recipe.targets}
     write: Callable[[dict[str, str]], dict[str, str]] = lambda files: papers(document, recipe, files)  # noqa: E731

@@ -41,6 +41,30 @@ def count_parameters(module: torch.nn.Module) -> int:
     return sum(seen.values())
 
 
+def model_bytes(model: Model) -> int:
+    """Bytes of the weights as the model stores them: one per INT8 weight, also where a graph still holds it in float.
+
+    A static model's graph keeps float weights in front of their quantize nodes; what counts is what a target encodes.
+    """
+    import torch
+
+    module = model.module
+    if not is_graph(model):
+        tensors = {t.data_ptr(): t for t in module.state_dict().values() if t.numel()}
+        return sum(t.numel() * t.element_size() for t in tensors.values())
+    assert isinstance(module, torch.fx.GraphModule)
+    total, seen = 0, set()
+    for node in module.graph.find_nodes(op="get_attr"):
+        name = str(node.target)
+        if name in seen:
+            continue
+        seen.add(name)
+        tensor = module.get_parameter(name) if name in dict(module.named_parameters()) else module.get_buffer(name)
+        quantised = any("quantize_per" in str(user.target) for user in node.users)
+        total += tensor.numel() * (1 if quantised and tensor.dim() > 1 else tensor.element_size())
+    return total
+
+
 def is_graph(model: Model) -> bool:
     """Whether the module is a captured graph, which has no architecture to be rebuilt from."""
     return model.quantization is not None and model.quantization.scheme == "static"

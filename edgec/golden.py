@@ -44,7 +44,7 @@ class Recording:
         with safe_open(path, framework="numpy") as file:
             names: list[str] = json.loads(file.metadata()["signatures"])
             steps = [Step(name, {}) for name in names]
-            for key in file.keys():
+            for key in file.keys():  # noqa: SIM118 - a safe_open is not a mapping
                 index, direction, name = key.split("/", 2)
                 step = steps[int(index)]
                 (step.inputs if direction == "in" else step.outputs)[name] = file.get_tensor(key)
@@ -53,7 +53,7 @@ class Recording:
     def save(self, path: Path) -> None:
         from safetensors.numpy import save_file
 
-        tensors = {}
+        tensors: Arrays = {}
         for i, step in enumerate(self.steps):
             tensors |= {f"{i}/in/{k}": np.ascontiguousarray(v) for k, v in step.inputs.items()}
             tensors |= {f"{i}/out/{k}": np.ascontiguousarray(v) for k, v in step.outputs.items()}

@@ -1,9 +1,9 @@
 """What travels through a build: Model → Program → Artifact. Bundles are made of artefacts (see bundle.py).
 
 `Model` is a torch module with the task it is for. `Program` is the waist of the hourglass: exported graphs, their ONNX
-form, and a recording of what they must compute. `Artifact` is what a target made of a Program. Model lives in memory inside one stage and on
-disk between stages (checkpoint.py); Program and Artifact *are* folders, and the classes here only read and write their
-JSON descriptions. Nothing here imports torch at load.
+form, and a recording of what they must compute. `Artifact` is what a target made of a Program. A Model lives in memory
+inside one stage and on disk between stages (checkpoint.py); Program and Artifact *are* folders, and the classes here
+only read and write their JSON descriptions. Nothing here imports torch at load.
 """
 
 from __future__ import annotations
@@ -180,7 +180,8 @@ class Program:
         """Load one ExportedProgram; `folded` turns `weight → quantize` into INT8 constants."""
         from edgec.passes.export import load_exported
 
-        return load_exported(self.path / f"{signature}.pt2", folded=folded)
+        program: ExportedProgram = load_exported(self.path / f"{signature}.pt2", folded=folded)
+        return program
 
     def recording(self) -> Recording:
         from edgec.golden import Recording

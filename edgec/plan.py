@@ -96,17 +96,17 @@ def stages_of(recipe: Recipe, *, until: str | None = None) -> list[Stage]:
         for use in recipe.passes:
             if use.name == "quantize" and baseline is None:
                 baseline = model
-            modules = (*common, registry.get_pass(use.name).module)
-            stages.append(Stage(use.id, "pass", use.name, dump(use.options), {"model": model, **source}, modules))
+            needs = {"model": model, **source}
+            own = registry.get_pass(use.name).module
+            stages.append(Stage(use.id, "pass", use.name, dump(use.options), needs, (*common, own)))
             model = use.id
         needs = {"model": model, **source} | ({"baseline": baseline} if baseline else {})
-        modules = (*common, "edgec.passes.export")
-        stages.append(Stage("export", "export", "export", dump(recipe.export), needs, modules))
+        stages.append(Stage("export", "export", "export", dump(recipe.export), needs, (*common, "edgec.passes.export")))
         program = "export"
     for use in recipe.targets:
-        modules = (*common, "edgec.measure", registry.get_target(use.name).module)
         needs = {"program": program, **source}
-        stages.append(Stage(use.id, "target", use.name, dump(use.options), needs, modules))
+        own = registry.get_target(use.name).module
+        stages.append(Stage(use.id, "target", use.name, dump(use.options), needs, (*common, "edgec.measure", own)))
     if until is not None:
         ids = [s.id for s in stages]
         if until not in ids:

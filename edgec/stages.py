@@ -141,7 +141,7 @@ def _target(request: Request, context: Context) -> dict[str, Any]:
 
 def _finish(model: Model, request: Request, reference: Arrays, context: Context) -> dict[str, Any]:
     """Evaluate and save a model; the ledger's line for it."""
-    from edgec.checkpoint import save_model
+    from edgec.checkpoint import model_bytes, save_model
 
     model.module.eval()
     if context.log.verdict == "unchanged" and model.metrics:
@@ -150,8 +150,8 @@ def _finish(model: Model, request: Request, reference: Arrays, context: Context)
         context.progress(0, 0, "evaluating")
         metrics = model.task.evaluate(_torch_runner(model), reference or None, limit=request.measure["samples"])
     model.metrics = dict(metrics)
-    size = save_model(model, Path(request.out))
-    return {"bytes": size, "parameters": model.parameters, "metrics": model.metrics}
+    save_model(model, Path(request.out))
+    return {"bytes": model_bytes(model), "parameters": model.parameters, "metrics": model.metrics}
 
 
 def _torch_runner(model: Model) -> Any:

@@ -1,8 +1,8 @@
 """One stage in a process of its own, seen from both sides.
 
-A converter that crashes, hangs on to memory or prints pages of warnings does so in here: the parent gets progress as JSON
-lines through a pipe, an answer file, and everything else in a log. `run_stage` is the parent's side; `python -m
-edgec.worker REQUEST FD` the child's.
+A converter that crashes, hangs on to memory or prints pages of warnings does so in here: the parent gets progress as
+JSON lines through a pipe, an answer file, and everything else in a log. `run_stage` is the parent's side;
+`python -m edgec.worker REQUEST FD` the child's.
 """
 
 from __future__ import annotations

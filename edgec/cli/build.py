@@ -61,11 +61,11 @@ def _check_reproducible(outcome: Outcome, recipe: Recipe, store: Store, until: s
 
 
 def _show(outcome: Outcome, folder: Path, until: str | None) -> None:
-    from edgec.report.ledger import render
+    from edgec.report.ledger import render_build
 
     document = outcome.document
     out.document(document.to_json())
-    out.show(render(document))
+    out.show(render_build(document))
     if outcome.error is not None:
         if out.debug:
             for note in getattr(outcome.error, "__notes__", ()):

@@ -14,6 +14,8 @@ TargetOption = Annotated[
 ]
 SetOption = Annotated[
     list[str] | None,
-    typer.Option("--set", metavar="KEY=VALUE", help="Change the recipe, for example `seed=1` or `passes.prune.sparsity=0.3`."),
+    typer.Option(
+        "--set", metavar="KEY=VALUE", help="Change the recipe, for example `seed=1` or `passes.prune.sparsity=0.3`."
+    ),
 ]
 UntilOption = Annotated[str | None, typer.Option("--until", metavar="STAGE", help="Stop after this stage.")]
