@@ -14,7 +14,7 @@ import torch
 
 from edgec.errors import Reason, SourceError
 
-SCALINGS = ("default", "linear", "llama3", "yarn")
+SCALINGS = ("default", "linear", "llama3", "yarn", "factors")
 
 
 def inverse_frequencies(head_dim: int, theta: float, scaling: dict[str, Any] | None) -> tuple[torch.Tensor, float]:
@@ -36,6 +36,8 @@ def inverse_frequencies(head_dim: int, theta: float, scaling: dict[str, Any] | N
         return _llama3(plain, options), 1.0
     if kind == "yarn":
         return _yarn(plain, head_dim, theta, options)
+    if kind == "factors":  # one divisor per channel pair, as GGUF's `rope_freqs` stores what "llama3" computes
+        return plain / torch.tensor(options["factors"], dtype=torch.float32), 1.0
     raise SourceError(
         f"RoPE scaling `{kind}` is not supported",
         hint=f"supported: {', '.join(SCALINGS)}",

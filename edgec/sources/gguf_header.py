@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 import struct
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import IO, Any
 
@@ -30,12 +30,13 @@ _LONGEST = 64 * 2**20  # no string or array of a real file comes near; a damaged
 
 @dataclass(frozen=True)
 class GgufTensor:
-    """`shape` in the order of PyTorch: the innermost dimension last (GGUF writes it first)."""
+    """`shape` in the order of PyTorch: the innermost dimension last (GGUF writes it first). `offset` is in the file."""
 
     name: str
     type: str
     shape: tuple[int, ...]
     bytes: int
+    offset: int
 
 
 @dataclass(frozen=True)
@@ -96,12 +97,12 @@ def _parse(file: IO[bytes], size: int) -> GgufHeader:
         label, block, block_bytes = TYPES[kind]
         length = math.prod(dims) // block * block_bytes
         end = max(end, offset + length)
-        infos.append(GgufTensor(name, label, tuple(reversed(dims)), length))
+        infos.append(GgufTensor(name, label, tuple(reversed(dims)), length, offset))
     alignment = int(metadata.get("general.alignment", 32)) or 32
     start = -(-file.tell() // alignment) * alignment
     if infos and start + end > size:
         raise _Damaged(f"it has {size:,} bytes, and its tensors end at {start + end:,}")
-    return GgufHeader(version, metadata, tuple(infos))
+    return GgufHeader(version, metadata, tuple(replace(t, offset=start + t.offset) for t in infos))
 
 
 def _read(file: IO[bytes], count: int) -> bytes:

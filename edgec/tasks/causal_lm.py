@@ -75,6 +75,7 @@ class CausalLm(Task):
         self.context = context
         self.shape = options.shape
         self._windows: dict[str, np.ndarray] = {}
+        self._prefill: Signature | None = None
 
     def data_references(self) -> list[tuple[str, str | None]]:
         texts = (self.options.evaluation, self.options.calibration, self.options.train)
@@ -102,7 +103,8 @@ class CausalLm(Task):
                 state=tuple((n, f"{n}_out") for n, _ in pools),
             )
 
-        return signature("prefill", 1, shape.chunk), signature("decode", shape.batch, 1)
+        self._prefill = signature("prefill", 1, shape.chunk)
+        return self._prefill, signature("decode", shape.batch, 1)
 
     def example(self, signature: Signature) -> tuple[torch.Tensor, ...]:
         import torch
@@ -117,12 +119,17 @@ class CausalLm(Task):
     # Data
 
     def calibration(self) -> Iterator[tuple[torch.Tensor, ...]]:
-        """First chunks of the calibration text's windows, as inputs of `prefill` without its pools."""
+        """First chunks of the calibration text's windows, as inputs of `prefill`; the pools are empty."""
         import torch
 
+        from edgec.golden import zero_state
+
+        if self._prefill is None:
+            raise RuntimeError("calibration() before signatures(): the shapes of the pools are the module's")
+        pools = tuple(torch.from_numpy(pool) for pool in zero_state(self._prefill).values())
         for window in self._text("calibration", self.options.calibration):
             feed = prefill_feed(self.shape, Placed(self.shape), window[: self.shape.chunk], free_blocks(self.shape))
-            yield tuple(torch.from_numpy(v) for v in feed.values())
+            yield (*(torch.from_numpy(feed[t.name]) for t in self._prefill.inputs[: len(feed)]), *pools)
 
     def training(self, epoch: int, *, rank: int = 0, world: int = 1) -> Iterator[tuple[Any, Any]]:
         """(ids, next ids), each (train_batch, context − 1) int64."""
@@ -150,7 +157,9 @@ class CausalLm(Task):
         shape = self.shape
         text = self._text("evaluation", self.options.evaluation)
         first, second = text[0], text[-1] if len(text) > 1 else text[0][::-1].copy()
-        a, b, free = Placed(shape), Placed(shape), free_blocks(shape)
+        a, b = Placed(shape), Placed(shape)
+        # Blocks in no order: a pool that has been in use hands them out so.
+        free = [int(i) for i in np.random.default_rng(self.context.seed).permutation(free_blocks(shape))]
         steps: list[Step] = []
 
         def prefill(sequence: Placed, tokens: np.ndarray, count: int) -> None:
