@@ -155,10 +155,10 @@ def data_digest(recipe: Recipe, store: Store) -> str:
     references = [*task.data_references(), *recipe.model.references()]
     for use in recipe.passes:
         references += use.options.references()
-    return digest_json([[ref, pinned or "", _local_digest(recipe.folder, ref)] for ref, pinned in references])
+    return digest_json([[ref, pinned or "", local_digest(recipe.folder, ref)] for ref, pinned in references])
 
 
-def _local_digest(folder: Path, reference: str) -> str:
+def local_digest(folder: Path, reference: str) -> str:
     """Content digest of a local file or folder; empty for a package, whose version and hash say what it is."""
     path = folder / reference
     if not path.exists() and ".py:" in reference:  # a factory: path.py:function
@@ -169,7 +169,7 @@ def _local_digest(folder: Path, reference: str) -> str:
     if path.is_dir():
         return digest_tree(path)[0]
     if any(c in reference for c in "*?[") and ":" not in reference:
-        return digest_json([[str(p), _local_digest(folder, str(p))] for p in sorted(folder.glob(reference))])
+        return digest_json([[str(p), local_digest(folder, str(p))] for p in sorted(folder.glob(reference))])
     return ""
 
 
