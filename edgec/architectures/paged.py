@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import torch
 from torch import nn
+from torch.nn.functional import embedding
 
 from edgec.architectures.llama import Llama
 
@@ -40,8 +41,8 @@ class PagedStep(nn.Module):
         self.block_size = block_size
         context = block_size * blocks_per_sequence
         cos, sin = model.rope(context)
-        self.register_buffer("cos", cos, persistent=False)  # (context, 1, head_dim)
-        self.register_buffer("sin", sin, persistent=False)
+        self.register_buffer("cos", cos.flatten(1), persistent=False)  # (context, head_dim)
+        self.register_buffer("sin", sin.flatten(1), persistent=False)
         self.register_buffer("context", torch.arange(context, dtype=torch.int32), persistent=False)
         self.register_buffer("offsets", torch.arange(block_size, dtype=torch.int32), persistent=False)
         self.cos: torch.Tensor
@@ -59,7 +60,7 @@ class PagedStep(nn.Module):
     ) -> tuple[torch.Tensor, ...]:
         layers = self.model.blocks()
         groups = layers[0].self_attn.heads // layers[0].self_attn.kv_heads
-        slots = slot_mapping.reshape(-1)  # (B·T,)
+        slots = slot_mapping.reshape(-1).long()  # (B·T,); ONNX scatters by int64 only
         seen = (block_table.unsqueeze(-1) * self.block_size + self.offsets).reshape(
             -1
         )  # (B·S,) slots, S = M·block_size
@@ -67,8 +68,8 @@ class PagedStep(nn.Module):
         mask = torch.where(visible, 0.0, MASKED)
         # Queries of a group share their keys: rows are (group, T), so the mask repeats once per group.
         mask = mask.repeat(1, groups, 1).unsqueeze(1)  # (B, 1, groups·T, S)
-        cos = self.cos[positions]  # (B, T, 1, D)
-        sin = self.sin[positions]
+        cos = embedding(positions, self.cos).unsqueeze(2)  # (B, T, 1, D)
+        sin = embedding(positions, self.sin).unsqueeze(2)
         x = self.model.embed_tokens(tokens)  # (B, T, hidden)
         updated: list[torch.Tensor] = []
         for i, layer in enumerate(layers):
