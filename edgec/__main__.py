@@ -1,0 +1,5 @@
+"""`python -m edgec` is `edgec`."""
+
+from edgec.cli.main import main
+
+main()

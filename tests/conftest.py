@@ -1,0 +1,115 @@
+"""What all tests share: the command line as a subprocess, a store of their own, a small recipe that needs no converter."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+PLUGIN = Path(__file__).parent / "plugin"
+REPOSITORY = Path(__file__).parent.parent
+
+MODEL = """
+import torch
+from torch import nn
+
+def tiny(bad: bool = False) -> nn.Module:
+    torch.manual_seed(0)
+    module = nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(8, 4))
+    if bad:
+        module[0].weight.data[0] = float("nan")
+    return module
+"""
+
+RECIPE = """\
+version: 1
+name: tiny
+model:
+  factory: model.py:tiny
+task:
+  tensors:
+    inputs: {image: [1, 3, 12, 12]}
+passes:
+  - scale: {factor: 2.0}
+targets:
+  copy: {}
+measure: {latency_runs: 2, target_samples: 2}
+gates:
+  max_drop: null
+"""
+
+
+@dataclass(frozen=True)
+class Done:
+    """A finished command."""
+
+    code: int
+    stdout: str
+    stderr: str
+
+    @property
+    def json(self) -> Any:
+        return json.loads(self.stdout)
+
+
+@dataclass(frozen=True)
+class Edgec:
+    """Runs `edgec` in `folder`, with its own store and the test plugin installed."""
+
+    folder: Path
+    environment: dict[str, str]
+
+    def __call__(self, *arguments: str | Path, **environment: str) -> Done:
+        command = [sys.executable, "-m", "edgec", *map(str, arguments)]
+        run = subprocess.run(
+            command,
+            cwd=self.folder,
+            env=self.environment | environment,
+            capture_output=True,
+            text=True,
+            timeout=300,
+        )
+        return Done(run.returncode, run.stdout, run.stderr)
+
+    def start(self, *arguments: str | Path) -> subprocess.Popen[str]:
+        """Start it and don't wait."""
+        command = [sys.executable, "-m", "edgec", *map(str, arguments)]
+        return subprocess.Popen(
+            command, cwd=self.folder, env=self.environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        )
+
+    @property
+    def store(self) -> Path:
+        return Path(self.environment["EDGEC_CACHE"])
+
+
+@pytest.fixture
+def edgec(tmp_path: Path) -> Edgec:
+    folder = tmp_path / "project"
+    folder.mkdir()
+    environment = os.environ | {"EDGEC_CACHE": str(tmp_path / "store"), "PYTHONPATH": str(PLUGIN), "COLUMNS": "120"}
+    return Edgec(folder, environment)
+
+
+@pytest.fixture
+def write_recipe(edgec: Edgec) -> Callable[..., Path]:
+    """Writes the tiny recipe and its model, with pieces of its text replaced."""
+
+    def write(*replacements: tuple[str, str], name: str = "recipe.yaml") -> Path:
+        text = RECIPE
+        for old, new in replacements:
+            assert old in text, f"the tiny recipe has no {old!r}"
+            text = text.replace(old, new)
+        (edgec.folder / "model.py").write_text(MODEL)
+        path = edgec.folder / name
+        path.write_text(text)
+        return path
+
+    return write

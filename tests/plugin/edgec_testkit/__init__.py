@@ -1,0 +1,1 @@
+"""Passes and targets for tests."""

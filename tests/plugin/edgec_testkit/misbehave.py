@@ -1,0 +1,38 @@
+"""Fails in the way that it is told to."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import time
+from typing import Literal
+
+from pydantic import Field
+
+from edgec.context import Context
+from edgec.model import Model
+from edgec.registry import Options, register_pass
+
+
+class MisbehaveOptions(Options):
+    """Which way."""
+
+    how: Literal["raise", "kill", "exit", "hang", "disk-full", "memory"] = Field("raise", description="the way to fail")
+
+
+@register_pass("misbehave")
+def misbehave(model: Model, options: MisbehaveOptions, context: Context) -> Model:
+    print("the tool's own last words", file=sys.stderr, flush=True)
+    if options.how == "kill":
+        os.kill(os.getpid(), signal.SIGKILL)
+    if options.how == "exit":
+        os._exit(7)
+    if options.how == "hang":
+        (context.work / "started").write_text(str(os.getpid()))
+        time.sleep(600)
+    if options.how == "disk-full":
+        raise OSError(28, "No space left on device", str(context.work / "checkpoint"))
+    if options.how == "memory":
+        raise MemoryError
+    raise ValueError("the converter choked on node_17")

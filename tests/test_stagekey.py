@@ -1,0 +1,43 @@
+"""A stage's key follows its own source, and no other's."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from edgec import stagekey
+
+
+@pytest.fixture
+def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    folder = tmp_path / "keyed"
+    folder.mkdir()
+    (folder / "__init__.py").write_text("")
+    (folder / "stage.py").write_text("def run():\n    from keyed.helper import f\n    return f\n")
+    (folder / "helper.py").write_text("from . import deep\n\ndef f(): ...\n")
+    (folder / "deep.py").write_text("X = 1\n")
+    (folder / "unrelated.py").write_text("Y = 1\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    yield folder
+    for name in [m for m in sys.modules if m.split(".")[0] == "keyed"]:
+        del sys.modules[name]
+
+
+def digest() -> str:
+    stagekey._imports.cache_clear()
+    stagekey._file.cache_clear()
+    return stagekey.source_digest(["keyed.stage"])
+
+
+@pytest.mark.parametrize(("file", "changes"), [("stage", True), ("helper", True), ("deep", True), ("unrelated", False)])
+def test_a_change_in_what_a_stage_imports_changes_its_key(package: Path, file: str, changes: bool) -> None:
+    before = digest()
+    (package / f"{file}.py").write_text((package / f"{file}.py").read_text() + "\nNEW = 2\n")
+    assert (digest() != before) == changes
+
+
+def test_the_digest_of_a_real_pass_covers_its_helpers() -> None:
+    seen = stagekey._imports("edgec.passes.export")
+    assert any(module.startswith("edgec.passes.export_") for module in seen)
