@@ -137,6 +137,11 @@ class GateRecord(Part):
     required: bool = Field(True, description="the recipe asked for it: `unproven` then fails the build")
     note: str = Field("", description="why, when the verdict needs a word")
 
+    @property
+    def holds(self) -> bool:
+        """Whether the build may go on with this verdict."""
+        return self.verdict == "pass" or (self.verdict == "unproven" and not self.required)
+
 
 class ErrorRecord(Part):
     """Why a build failed."""
