@@ -6,6 +6,8 @@ shows every target that is broken. Whatever happens, the reports are written, an
 
 from __future__ import annotations
 
+import shutil
+import tempfile
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -16,7 +18,9 @@ from edgec.bundle import assemble
 from edgec.errors import EdgecError, RecipeError, ToolMissing
 from edgec.gates import exit_code, gate_error, judge
 from edgec.plan import Stage, data_digest, missing_tools, stage_key, stages_of
+from edgec.ranks import POLL_SECONDS, rank
 from edgec.recipe import Recipe, dump
+from edgec.registry import get_pass, get_task
 from edgec.report.document import (
     BuildDocument,
     ErrorRecord,
@@ -92,6 +96,8 @@ def build(
     document = _new_document(recipe)
     run = _Run(recipe, store, document, listener, force)
     failure = run.all(stages)
+    if rank() > 0:
+        return Outcome(document, failure)
     for target in document.targets.values():
         target.metric = target.metrics.get(document.metric.name) if document.metric else None
     complete(document)
@@ -105,7 +111,7 @@ def build(
             path, outcome.digests["bundle"] = _bundle(recipe, run.entries, document, out)
             document.bundle = str(path)
     _conclude(document, outcome.error, time.monotonic() - start)
-    from edgec.report.write import write_reports
+    from edgec.report import write_reports
 
     write_reports(document, out)
     return outcome
@@ -146,7 +152,7 @@ class _Run:
         if entry is None:
             self.listener.started(stage.id)
             try:
-                entry, cached = self._run(stage, key, inputs)
+                entry, cached = self._run(stage, key, inputs) if rank() == 0 else self._follow(stage, key, inputs)
             except EdgecError as error:
                 record = StageRecord(stage=stage.id, kind=_kind(stage), verdict="failed", notes=[error.message])
                 self.document.ledger.append(record)
@@ -172,6 +178,22 @@ class _Run:
                 }
                 return self.store.commit(key, folder, result), False
 
+    def _follow(self, stage: Stage, key: str, inputs: dict[str, Entry]) -> tuple[Entry, bool]:
+        """On another rank than the first: train along, then wait for the first rank's result."""
+        if _distributed(stage):
+            folder = Path(tempfile.mkdtemp(prefix=f"rank{rank()}-", dir=self.store.root / "tmp"))
+            (folder / "out").mkdir()
+            try:
+                work = folder / key  # training finds its group by this name, as the first rank's does
+                work.mkdir()
+                request = self._request(stage, folder, work, inputs)
+                run_stage(request, folder, lambda event: None)
+            finally:
+                shutil.rmtree(folder)
+        while (entry := self.store.find(key)) is None:
+            time.sleep(POLL_SECONDS)  # torchrun ends every rank when the first one fails
+        return entry, True
+
     def _request(self, stage: Stage, folder: Path, work: Path, inputs: dict[str, Entry]) -> Request:
         return Request(
             id=stage.id,
@@ -188,6 +210,7 @@ class _Run:
             out=str((folder / "out").resolve()),
             work=str(work.resolve()),
             inputs={role: str(entry.out.resolve()) for role, entry in inputs.items()},
+            distributed=_distributed(stage),
         )
 
     def _record(self, stage: Stage, entry: Entry, cached: bool) -> StageRecord:
@@ -231,6 +254,10 @@ class _Run:
         return record
 
 
+def _distributed(stage: Stage) -> bool:
+    return stage.kind == "pass" and get_pass(stage.name).distributed
+
+
 def _kind(stage: Stage) -> Any:
     return "source" if stage.kind == "import" else stage.kind
 
@@ -251,7 +278,6 @@ def _check_tools(recipe: Recipe, stages: list[Stage]) -> None:
 
 def _new_document(recipe: Recipe) -> BuildDocument:
     from edgec import __version__
-    from edgec.registry import get_task
     from edgec.report.environment import environment, tools
 
     task = get_task(recipe.task.name).create
@@ -283,7 +309,7 @@ def _conclude(document: BuildDocument, error: EdgecError | None, seconds: float)
 
 
 def _bundle(recipe: Recipe, entries: dict[str, Entry], document: BuildDocument, out: Path) -> tuple[Path, str]:
-    from edgec.report.write import papers
+    from edgec.report import papers
 
     targets = {use.id: entries[use.id] for use in recipe.targets}
     write: Callable[[dict[str, str]], dict[str, str]] = lambda files: papers(document, recipe, files)  # noqa: E731

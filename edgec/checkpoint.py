@@ -149,10 +149,9 @@ def _read_description(path: Path) -> dict[str, Any]:
 
 
 def _load_graph(path: Path) -> torch.nn.Module:
-    from edgec.passes.export_graph import load_exported
+    from edgec.passes.export_graph import load_exported, settle
 
-    module: torch.nn.Module = load_exported(path, folded=False).module(check_guards=False)
-    return module
+    return settle(load_exported(path, folded=False).module(check_guards=False))
 
 
 def _load_weights(

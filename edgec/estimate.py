@@ -1,8 +1,8 @@
 """What a stage will cost, before it runs: bytes of its result and peak memory.
 
-Estimates, and called so wherever they are shown. Sizes follow from the number of weights; memory from a base per kind of
-process (libraries loaded, measured) plus a number of copies of the float weights that the work keeps at once (measured
-on SmolLM2-135M and EfficientNet-Lite0, rounded up). A stage that the store has is reported as it was, not estimated.
+Estimates, and called so wherever they are shown. Sizes follow from the number of weights; memory from a base per kind
+of process (libraries loaded, measured) plus a number of copies of the float weights that the work keeps at once
+(measured on SmolLM2-135M and EfficientNet-Lite0, rounded up). A stage that the store has is reported as it was.
 """
 
 from __future__ import annotations

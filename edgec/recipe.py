@@ -45,7 +45,9 @@ class RecipeFile(BaseModel):
     version: Literal[1] = Field(description="version of the recipe format")
     name: str = Field(pattern=r"^[a-z0-9][a-z0-9._-]*$", description="name of the bundle; a folder is called after it")
     seed: int = Field(0, ge=0, lt=2**31, description="of everything random in the build")
-    threads: int = Field(2, ge=1, le=256, description="threads to compute with; part of what makes a build reproducible")
+    threads: int = Field(
+        2, ge=1, le=256, description="threads to compute with; part of what makes a build reproducible"
+    )
     model: dict[str, Any] = Field(description="where the model comes from")
     task: dict[str, dict[str, Any] | None] = Field(description="what it is for: one task and its options")
     passes: list[dict[str, dict[str, Any] | None] | str] = Field(
@@ -281,7 +283,9 @@ def _override(data: Any, override: str) -> None:
 
     key, equals, text = override.partition("=")
     if not equals or not key:
-        raise UsageError(f"--set {override}: expected key=value", hint="for example --set targets.tflite.analyze_gpu=false")
+        raise UsageError(
+            f"--set {override}: expected key=value", hint="for example --set targets.tflite.analyze_gpu=false"
+        )
     value = YAML(typ="safe", pure=True).load(text)
     node = data
     parts = key.split(".")

@@ -52,11 +52,14 @@ class Tool:
 
 @dataclass(frozen=True)
 class PassEntry:
+    """A pass. `distributed`: under torchrun every rank runs it; other stages run on the first rank alone."""
+
     name: str
     module: str
     options: type[Options]
     run: Callable[[Model, Any, Context], Model]
     summary: str
+    distributed: bool = False
 
 
 @dataclass(frozen=True)
@@ -118,11 +121,11 @@ def _options_of(function: Callable[..., Any]) -> type[Options]:
     return found[0]
 
 
-def register_pass(name: str) -> Callable[[F], F]:
-    """Make `run(model, options, context) -> Model` the pass `name`."""
+def register_pass(name: str, *, distributed: bool = False) -> Callable[[F], F]:
+    """Make `run(model, options, context) -> Model` the pass `name`; see PassEntry for `distributed`."""
 
     def wrap(run: F) -> F:
-        _passes[name] = PassEntry(name, run.__module__, _options_of(run), run, _summary(run))
+        _passes[name] = PassEntry(name, run.__module__, _options_of(run), run, _summary(run), distributed)
         return run
 
     return wrap
@@ -166,7 +169,7 @@ def names(kind: str) -> list[str]:
 
 
 def suggest(wrong: str, known: typing.Iterable[str]) -> str:
-    """"; did you mean `x`?" or nothing."""
+    """ "; did you mean `x`?" or nothing."""
     close = difflib.get_close_matches(wrong, list(known), n=1, cutoff=0.5)
     return f"; did you mean `{close[0]}`?" if close else ""
 

@@ -16,6 +16,7 @@ from edgec import registry
 from edgec.context import Context
 from edgec.errors import ConversionError, Reason
 from edgec.model import Model, Program
+from edgec.ranks import rank
 from edgec.tasks.base import Arrays, Task, TaskContext
 
 
@@ -41,6 +42,7 @@ class Request:
     out: str
     work: str
     inputs: dict[str, str] = field(default_factory=dict)
+    distributed: bool = False  # every rank runs it (edgec/ranks.py)
 
 
 def run(request: Request, context: Context) -> dict[str, Any]:
@@ -53,7 +55,7 @@ def run(request: Request, context: Context) -> dict[str, Any]:
         "target": _target,
     }
     result: dict[str, Any] = work[request.kind](request, context)
-    if not any(Path(request.out).iterdir()):
+    if rank() == 0 and not any(Path(request.out).iterdir()):
         raise ConversionError(
             f"stage `{request.id}` produced nothing",
             hint="this stage reported success without writing a file; that is a bug in it",
@@ -107,6 +109,8 @@ def _pass(request: Request, context: Context) -> dict[str, Any]:
     model = load_model(Path(request.inputs["model"]), task, context.recipe_dir)
     entry = registry.get_pass(request.name)
     model = entry.run(model, entry.options.model_validate(request.options), context)
+    if rank() > 0:  # it has trained along; the first rank keeps the result
+        return {}
     return _finish(model, request, _load_reference(source), context)
 
 

@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from edgec.errors import ConversionError, EdgecError, Reason, from_dict
+from edgec.ranks import without_ranks
 from edgec.stages import Request
 from edgec.store import store_error
 
@@ -58,7 +59,8 @@ def run_stage(request: Request, folder: Path, on_event: Callable[[Event], None])
     request_path.write_text(json.dumps(asdict(request)))
     (folder / "scratch").mkdir(exist_ok=True)
     read, write = os.pipe()
-    environment = os.environ | _QUIET
+    environment = dict(os.environ) if request.distributed else without_ranks(dict(os.environ))
+    environment |= _QUIET
     environment |= {"OMP_NUM_THREADS": str(request.threads), "TMPDIR": str(folder / "scratch")}
     start = time.monotonic()
     with log_path.open("wb") as log:

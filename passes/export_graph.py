@@ -51,6 +51,37 @@ def capture(module: torch.nn.Module, example: tuple[torch.Tensor, ...], signatur
         raise blame_capture(signature.name, error) from error
 
 
+def capture_batch(
+    module: torch.nn.Module, example: tuple[torch.Tensor, ...], signature: Signature
+) -> ExportedProgram:
+    """As `capture`, but with a free batch size (axis 0 of all inputs) where the module allows it.
+
+    Calibration and training then run batches of any size; the export fixes the size again.
+    """
+    import torch
+    from torch.export import Dim
+
+    if not signature.dynamic and all(t.dim() > 0 for t in example):
+        # Two samples: torch.export takes a size of one for a constant.
+        pair = tuple(torch.cat([t, t]) for t in example)
+        try:
+            with torch.no_grad():
+                return torch.export.export(module, pair, dynamic_shapes=tuple({0: Dim.AUTO} for _ in example))
+        except Exception:  # whatever the forward raises at another batch size; at its own size `capture` reports it
+            return capture(module, example, signature)
+    return capture(module, example, signature)
+
+
+def settle(module: torch.fx.GraphModule) -> torch.fx.GraphModule:
+    """Make `train` and `eval` of a captured graph harmless: it is in evaluation mode for good, and would raise."""
+
+    def stay(mode: bool = True) -> torch.fx.GraphModule:
+        return module
+
+    module.train = module.eval = stay  # type: ignore[method-assign, assignment]
+    return module
+
+
 def fold(program: ExportedProgram) -> ExportedProgram:
     """The same program with each `weight → quantize` replaced by an INT8 constant, and the float weight dropped."""
     import torch

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from edgec.model import Signature
 
-WEIGHTS = "weights.bin"  # external data of all signatures of a program: equal tensors are stored once
+WEIGHTS = "program.weights"  # external data of all signatures of a program: equal tensors are stored once
 _ALIGN = 4096  # offsets that may be mapped into memory on every platform's page size up to 4 kB
 
 

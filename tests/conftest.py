@@ -1,4 +1,4 @@
-"""What all tests share: the command line as a subprocess, a store of their own, a small recipe that needs no converter."""
+"""What all tests share: the command line as a subprocess with a store of its own, and a recipe without converters."""
 
 from __future__ import annotations
 

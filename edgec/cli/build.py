@@ -32,7 +32,9 @@ def build(
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No progress.")] = False,
 ) -> None:
     """Build a recipe: distil, prune, quantise, export, convert, prove, and bundle."""
-    out.json, out.quiet = json, quiet
+    from edgec.ranks import rank
+
+    out.json, out.quiet = json, quiet or rank() > 0
     from edgec.cli.progress import watch
     from edgec.recipe import load_recipe
     from edgec.store import Store, default_root
@@ -46,7 +48,8 @@ def build(
         outcome = run(loaded, store, out=folder, listener=listener, until=until, force=force)
     if check_reproducible and outcome.error is None:
         _check_reproducible(outcome, loaded, store, until)
-    _show(outcome, folder, until)
+    if rank() == 0:
+        _show(outcome, folder, until)
 
 
 def _check_reproducible(outcome: Outcome, recipe: Recipe, store: Store, until: str | None) -> None:
