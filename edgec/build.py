@@ -81,7 +81,6 @@ def build(
     """
     start = time.monotonic()
     stages = stages_of(recipe, until=until)
-    recipe.gates.check_names([u.name for u in recipe.targets], [s.id for s in stages_of(recipe)])
     if recipe.model.is_onnx and recipe.passes:
         raise RecipeError(
             f"{recipe.path}: pass `{recipe.passes[0].name}` works on a torch module, and the model is an ONNX file",

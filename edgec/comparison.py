@@ -69,7 +69,9 @@ def judge_comparison(text: str, document: BuildDocument) -> Verdict:
     for side in (comparison.left, comparison.right):
         value = side if isinstance(side, float) else _look_up(document, *side)
         if isinstance(value, str):
-            return Verdict(f"compare.{text}", text, None, "unproven", note=value)
+            # Names are checked against the recipe: what isn't in the build was left out by hand, with --target.
+            required = isinstance(side, float) or _find(document, side[0]) is not None
+            return Verdict(f"compare.{text}", text, None, "unproven", required, value)
         values.append(value)
     left, right = values
     holds = _OPERATORS[comparison.op](left, right + comparison.offset)
@@ -77,11 +79,15 @@ def judge_comparison(text: str, document: BuildDocument) -> Verdict:
     return Verdict(f"compare.{text}", text, shown, "pass" if holds else "fail")
 
 
+def _find(document: BuildDocument, name: str) -> StageRecord | TargetRecord | None:
+    return document.targets.get(name) or document.stage(name)
+
+
 def _look_up(document: BuildDocument, name: str, metric: str) -> float | str:
     """The number, or why there is none."""
-    entry: StageRecord | TargetRecord | None = document.targets.get(name) or document.stage(name)
+    entry = _find(document, name)
     if entry is None:
-        return f"there is no stage or target `{name}` in this build"
+        return f"`{name}` was left out of this build with --target"
     if metric in entry.metrics:
         return entry.metrics[metric]
     fields = ("bytes", "parameters", "metric", "drop", "compression", "seconds", "peak_memory")

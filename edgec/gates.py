@@ -286,9 +286,13 @@ def _parity(gates: Gates, document: BuildDocument) -> Iterator[Verdict]:
 def _proven(gates: Gates, document: BuildDocument) -> Iterator[Verdict]:
     for name in gates.proven:
         target = document.targets.get(name)
-        if target is not None and target.proven:
+        if target is None:
+            # The names are checked against the recipe, so it was left out by hand, and the user knows.
+            note = "left out of this build with --target"
+            yield Verdict(f"proven.{name}", "executed", None, "unproven", required=False, note=note)
+        elif target.proven:
             yield Verdict(f"proven.{name}", "executed", target.proof, "pass")
         else:
-            command = f"; prove it with: {target.proof_command}" if target and target.proof_command else ""
+            command = f"; prove it with: {target.proof_command}" if target.proof_command else ""
             note = f"it did not run on its engine here{command}"
-            yield Verdict(f"proven.{name}", "executed", target.proof if target else None, "unproven", note=note)
+            yield Verdict(f"proven.{name}", "executed", target.proof, "unproven", note=note)

@@ -154,18 +154,27 @@ def load_recipe(path: Path, *, overrides: Iterable[str] = (), targets: Iterable[
 
     from edgec.passes.export import ExportOptions
 
+    gates = reader.check(Gates, top.gates, ("gates",), "`gates`")
+    model = reader.check(ModelSection, top.model, ("model",), "`model`")
+    first = ["import"] if model.is_onnx else ["source", "export"]
+    try:
+        # Against all of the recipe's targets: one that is left out with --target is no mistake in the recipe.
+        gates.check_names([u.name for u in uses], [*first, *(u.id for u in passes)])
+    except RecipeError as error:
+        raise RecipeError(f"{reader.where(('gates',))}: {error.message}", hint=error.hint) from error
+
     return Recipe(
         path=path,
         name=top.name,
         seed=top.seed,
         threads=top.threads,
-        model=reader.check(ModelSection, top.model, ("model",), "`model`"),
+        model=model,
         task=task,
         passes=tuple(passes),
         export=reader.check(ExportOptions, top.export, ("export",), "`export`"),
         targets=tuple(u for u in uses if not wanted or u.name in wanted),
         measure=top.measure,
-        gates=reader.check(Gates, top.gates, ("gates",), "`gates`"),
+        gates=gates,
     )
 
 

@@ -108,8 +108,10 @@ def test_skipped_is_unproven_and_fails_the_gate_that_asked() -> None:
     assert document.error is not None and document.error.reason == Reason.UNPROVEN
 
 
-def test_a_target_that_is_absent_is_not_proven() -> None:
-    assert verdicts({"proven": ["tvm"]})["proven.tvm"] == "unproven"
+def test_a_target_left_out_by_hand_is_not_proven_and_does_not_fail() -> None:
+    judged = judge(Gates.model_validate({"proven": ["tvm"]}), sample())
+    [verdict] = [v for v in judged if v.name == "proven.tvm"]
+    assert verdict.verdict == "unproven" and verdict.holds and "--target" in verdict.note
 
 
 def test_parity_asked_for_and_not_measured_fails() -> None:
@@ -143,6 +145,12 @@ def test_no_flex_counts_custom_operations_too() -> None:
 )
 def test_comparisons_between_stages(text: str, verdict: str) -> None:
     assert verdicts({"compare": [text]})[f"compare.{text}"] == verdict
+
+
+def test_a_comparison_with_a_target_left_out_by_hand_does_not_fail() -> None:
+    judged = judge(Gates.model_validate({"compare": ["tflite.top1 >= tvm.top1"]}), sample())
+    [verdict] = [v for v in judged if v.name.startswith("compare")]
+    assert verdict.verdict == "unproven" and verdict.holds and "`tvm`" in verdict.note
 
 
 @pytest.mark.parametrize(

@@ -82,9 +82,10 @@ def _bars(panel: Bars, x: float, width: float, row: int, pale: list[bool]) -> li
         y = middle - thick - 1 if doubled else middle - thick / 2
         style = "bar pale" if pale[i] else "bar"
         note = panel.notes[i] if panel.notes else ""
-        parts += _bar(x, y, value, scale, thick, style, panel.show, note)
-        if panel.whiskers and panel.whiskers[i] is not None and value is not None:
-            start, end, line = x + value * scale, x + (panel.whiskers[i] or 0.0) * scale, y + thick / 2
+        whisker = panel.whiskers[i] if panel.whiskers else None
+        parts += _bar(x, y, value, scale, thick, style, panel.show, note, beyond=whisker or 0.0)
+        if whisker is not None and value is not None:
+            start, end, line = x + value * scale, x + whisker * scale, y + thick / 2
             parts.append(f'<line class="whisker" x1="{start:.1f}" x2="{end:.1f}" y1="{line:.1f}" y2="{line:.1f}"/>')
         if doubled:
             parts += _bar(x, middle + 1, panel.twins[i], scale, thick, "twin", panel.show, "")
@@ -100,6 +101,7 @@ def _bar(
     style: str,
     show: Callable[[float], str],
     note: str,
+    beyond: float = 0.0,
 ) -> list[str]:
     if value is None:
         return (
@@ -107,7 +109,7 @@ def _bar(
         )
     length = max(1.5, value * scale)
     text = f"{show(value)} {note}".strip()
-    end = x + length + 6
+    end = x + max(length, beyond * scale) + 6
     return [
         f'<rect class="{style}" x="{x:.1f}" y="{y:.1f}" width="{length:.1f}" height="{thick}" rx="2">'
         f"<title>{escape(text)}</title></rect>",

@@ -246,7 +246,27 @@ def complete(document: BuildDocument) -> None:
         target.drop = drop(document.metric, target.metric)
         if target.bytes and document.source_bytes:
             target.compression = document.source_bytes / target.bytes
+    _report_surprises(document)
     document.wastes = measure_wastes(document)
+
+
+SURPRISE = 1.25  # containers and graphs add up to a fifth to small models; more than that wants a word
+
+
+def _report_surprises(document: BuildDocument) -> None:
+    """Warn where a size isn't what it should be: a file larger than predicted, or than its float twin."""
+    for stage in document.ledger:
+        target = document.targets.get(stage.stage)
+        found = []
+        if stage.bytes and stage.predicted_bytes and stage.bytes > SURPRISE * stage.predicted_bytes:
+            found.append(f"the result has {stage.bytes:,} bytes, where {stage.predicted_bytes:,} were predicted")
+        if target and target.bytes and target.float_bytes and target.bytes >= target.float_bytes:
+            found.append(f"the artefact has {target.bytes:,} bytes, and its float twin {target.float_bytes:,}")
+        for text in found:
+            if text not in stage.warnings:
+                stage.warnings.append(text)
+            if target and text not in target.warnings:
+                target.warnings.append(text)
 
 
 def schema() -> dict[str, Any]:

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from rich import box
 from rich.console import Group
+from rich.constrain import Constrain
 from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
@@ -38,12 +39,12 @@ def render_build(document: BuildDocument) -> RenderableType:
     if document.wastes is not None:
         parts.append(_wastes(document))
     parts.append(_ending(document))
-    return Group(*parts)
+    return Constrain(Group(*parts), WIDTH)
 
 
 def _table(title: str) -> Table:
     return Table(
-        title=title, title_justify="left", title_style="bold", box=box.SIMPLE_HEAD, width=WIDTH, padding=(0, 1, 0, 0)
+        title=title, title_justify="left", title_style="bold", box=box.SIMPLE_HEAD, expand=True, padding=(0, 1, 0, 0)
     )
 
 
@@ -149,11 +150,9 @@ def _ending(document: BuildDocument) -> RenderableType:
     if document.error is None:
         text.append("\nBuilt", style="bold green").append(f" {took}.")
     else:
-        text.append("\nFailed", style="bold red").append(f" {took}: {document.error.message} [{document.error.reason}]")
-        if document.error.hint:
-            text.append(f"\n  {document.error.hint}")
+        text.append("\nFailed", style="bold red").append(f" {took} [{document.error.reason}].")
     if document.bundle:
-        text.append(f"\nThe bundle lies in {document.bundle}; open {document.bundle}/report.html")
+        text.append(f"\nThe bundle lies in {document.bundle}")
     return text
 
 
