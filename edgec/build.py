@@ -24,6 +24,7 @@ from edgec.registry import get_pass, get_task
 from edgec.report.document import (
     BuildDocument,
     ErrorRecord,
+    GateRecord,
     MetricInfo,
     RecipeInfo,
     StageRecord,
@@ -103,7 +104,7 @@ def build(
     outcome = Outcome(document, failure, {s: e.result["digest"] for s, e in run.entries.items()})
     if failure is None and until is None:
         verdicts = judge(recipe.gates, document)
-        document.gates = [v.record() for v in verdicts]
+        document.gates = [GateRecord.of(v) for v in verdicts]
         outcome.error = gate_error(verdicts)
         document.exit_code = int(exit_code(verdicts))
         if outcome.error is None:

@@ -21,7 +21,7 @@ from edgec.units import format_bytes, format_number
 if TYPE_CHECKING:
     from collections.abc import Collection
 
-    from edgec.report.document import BuildDocument, GateRecord, TargetRecord
+    from edgec.report.document import BuildDocument, TargetRecord
 
 
 class Gates(Options):
@@ -137,11 +137,6 @@ class Verdict:
     @property
     def is_parity(self) -> bool:
         return self.name.startswith("parity.")
-
-    def record(self) -> GateRecord:
-        from edgec.report.document import GateRecord
-
-        return GateRecord(**self.__dict__)
 
     def sentence(self) -> str:
         """For the error's one line."""

@@ -8,6 +8,7 @@ from edgec.report.document import (
     BuildDocument,
     ErrorRecord,
     FileRecord,
+    GateRecord,
     Latency,
     MetricInfo,
     ParityRecord,
@@ -110,7 +111,7 @@ def sample(gates: dict[str, object] | None = None, **more: object) -> BuildDocum
     document = document.model_copy(update=more)
     complete(document)
     verdicts = judge(Gates.model_validate(gates or {}), document)
-    document.gates = [v.record() for v in verdicts]
+    document.gates = [GateRecord.of(v) for v in verdicts]
     error = gate_error(verdicts)
     if error is not None:
         document.status, document.exit_code = "failed", int(error.exit_code)

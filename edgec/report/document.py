@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field
 
 if TYPE_CHECKING:
+    from edgec.gates import Verdict
     from edgec.parity import Parity
 
 StageVerdict = Literal["changed", "unchanged", "failed"]
@@ -136,6 +137,11 @@ class GateRecord(Part):
     verdict: GateResult
     required: bool = Field(True, description="the recipe asked for it: `unproven` then fails the build")
     note: str = Field("", description="why, when the verdict needs a word")
+
+    @staticmethod
+    def of(verdict: Verdict) -> GateRecord:
+        """From `edgec.gates.judge`'s verdicts."""
+        return GateRecord.model_validate(asdict(verdict))
 
     @property
     def holds(self) -> bool:
