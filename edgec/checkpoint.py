@@ -151,7 +151,8 @@ def _read_description(path: Path) -> dict[str, Any]:
 def _load_graph(path: Path) -> torch.nn.Module:
     from edgec.passes.export_graph import load_exported, settle
 
-    return settle(load_exported(path, folded=False).module(check_guards=False))
+    module: torch.nn.Module = settle(load_exported(path, folded=False).module(check_guards=False))
+    return module
 
 
 def _load_weights(

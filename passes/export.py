@@ -56,7 +56,9 @@ class ExportOptions(Options):
         description="dynamic dimensions of the first signature by name, besides those that the task declares",
     )
     external_data_over: int = Field(
-        1_500_000_000, ge=0, description="bytes of weights from which on they lie in program.weights beside the ONNX file"
+        1_500_000_000,
+        ge=0,
+        description="bytes of weights from which on they lie in program.weights",
     )
 
     @field_validator("opset")

@@ -51,9 +51,7 @@ def capture(module: torch.nn.Module, example: tuple[torch.Tensor, ...], signatur
         raise blame_capture(signature.name, error) from error
 
 
-def capture_batch(
-    module: torch.nn.Module, example: tuple[torch.Tensor, ...], signature: Signature
-) -> ExportedProgram:
+def capture_batch(module: torch.nn.Module, example: tuple[torch.Tensor, ...], signature: Signature) -> ExportedProgram:
     """As `capture`, but with a free batch size (axis 0 of all inputs) where the module allows it.
 
     Calibration and training then run batches of any size; the export fixes the size again.
@@ -67,7 +65,7 @@ def capture_batch(
         try:
             with torch.no_grad():
                 return torch.export.export(module, pair, dynamic_shapes=tuple({0: Dim.AUTO} for _ in example))
-        except Exception:  # whatever the forward raises at another batch size; at its own size `capture` reports it
+        except Exception:  # noqa: BLE001 -- whatever the forward raises at another size; `capture` reports at its own
             return capture(module, example, signature)
     return capture(module, example, signature)
 
@@ -78,7 +76,7 @@ def settle(module: torch.fx.GraphModule) -> torch.fx.GraphModule:
     def stay(mode: bool = True) -> torch.fx.GraphModule:
         return module
 
-    module.train = module.eval = stay  # type: ignore[method-assign, assignment]
+    module.train = module.eval = stay  # type: ignore[method-assign]
     return module
 
 
