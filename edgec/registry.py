@@ -114,8 +114,9 @@ def _summary(function: Callable[..., Any]) -> str:
 
 
 def _options_of(function: Callable[..., Any]) -> type[Options]:
-    hints = typing.get_type_hints(function)
-    found = [h for h in hints.values() if isinstance(h, type) and issubclass(h, Options)]
+    # Looked up by name, one by one: Model, Program and Context are imported for type checkers only.
+    hints = [function.__globals__.get(h) if isinstance(h, str) else h for h in function.__annotations__.values()]
+    found = [h for h in hints if isinstance(h, type) and issubclass(h, Options)]
     if len(found) != 1:
         raise TypeError(f"{function.__module__}.{function.__name__} must take exactly one Options class")
     return found[0]
