@@ -35,6 +35,7 @@ class Reason(StrEnum):
     UNSAFE_FILE = "unsafe-file"
     NOT_FINITE = "not-finite"
     EMPTY_DATA = "empty-data"
+    BAD_DATA = "bad-data"
     EXTREME_CONSTANT = "extreme-constant"
     TOOL_MISSING = "tool-missing"
     UNSUPPORTED_OP = "unsupported-op"

@@ -43,8 +43,8 @@ class Task(ABC):
     """
 
     kind: ClassVar[str]
-    metric: ClassVar[str]
-    """Name of the primary metric among those `evaluate` returns."""
+    metric: str
+    """Name of the primary metric among those `evaluate` returns; may depend on the options."""
     higher_is_better: ClassVar[bool] = True
 
     @abstractmethod
