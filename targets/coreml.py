@@ -1,0 +1,197 @@
+"""Core ML: an ML program (`.mlpackage`) for iOS, macOS, watchOS and tvOS.
+
+Converted from the same ExportedProgram as every other target, through coremltools' own torch frontend. The quantise
+pass's parameters become MIL's `quantize`, `dequantize` and `constexpr_blockwise_shift_scale` operations one to one;
+nothing is calibrated again. Several signatures become functions of one package, which share their weights.
+
+Core ML itself exists on Apple's systems only. There `open` runs the real runtime and the artefact is "executed";
+elsewhere the saved package is evaluated operation by operation (mil_evaluator.py), the artefact is "evaluated", and
+`proof_command` says what to run on a Mac. The artefact carries the recording that this needs.
+
+A program with state (KV pools) is written in two forms: pools as inputs and outputs, and pools as Core ML states that
+stay on the device between calls. Each is checked against the golden, because runtimes have broken one and not the
+other (executorch#21855, coremltools#2639).
+"""
+
+from __future__ import annotations
+
+import shutil
+import sys
+from pathlib import Path
+from typing import Literal
+
+from pydantic import Field
+
+from edgec.context import Context
+from edgec.errors import ConversionError, Reason
+from edgec.golden import Recording, Step
+from edgec.model import Artifact, ArtifactFile, Program, Runner, artifact_file
+from edgec.registry import Options, Tool, register_target
+
+MODEL, STATEFUL = "model.mlpackage", "stateful.mlpackage"
+RECORDING = "recording.safetensors"
+
+
+class CoreMLOptions(Options):
+    """How the Core ML package is made."""
+
+    minimum_deployment_target: Literal["iOS16", "iOS17", "iOS18", "iOS26"] = Field(
+        "iOS18",
+        description="the oldest system that must run it (macOS 13, 14, 15, 26 alike); INT8 activations need iOS17, "
+        "states and several signatures in one package iOS18",
+    )
+    precision: Literal["float16", "float32"] = Field(
+        "float16",
+        description="what floats are computed in; the Neural Engine takes float16 only, float32 keeps a program on "
+        "the CPU and the GPU",
+    )
+    float32_operations: tuple[str, ...] = Field(
+        (),
+        description="with float16: MIL operations that stay in float32 all the same, by type (`reduce_mean`) or name",
+    )
+    kv_cache: Literal["both", "inputs", "state"] = Field(
+        "both",
+        description="for a program with state: pools as inputs and outputs (`inputs`), as Core ML states (`state`), "
+        "or one package of each, where the first is the model and the second an extra",
+    )
+
+
+def tools() -> list[Tool]:
+    """coremltools converts anywhere; the runtime comes with macOS."""
+    from importlib.metadata import PackageNotFoundError, version
+
+    try:
+        found: str | None = version("coremltools")
+    except PackageNotFoundError:
+        found = None
+    runtime = "with macOS" if sys.platform == "darwin" else None
+    return [
+        Tool("coremltools", found, "pip install coremltools==9.0", "converting to Core ML"),
+        Tool("Core ML runtime", runtime, "use a Mac", "running the package, not only evaluating it", required=False),
+    ]
+
+
+def open_artifact(artifact: Artifact) -> Runner:
+    """Core ML where there is one, else the evaluator."""
+    from .coreml_runner import open_package
+
+    details = artifact.details
+    stateful = details["form"] == "state"
+    return open_package({s: artifact.path / p for s, p in details["packages"].items()}, artifact.signatures, stateful)
+
+
+@register_target("coreml", tools=tools, open=open_artifact)
+def convert(program: Program, options: CoreMLOptions, context: Context) -> Artifact:
+    """Write the package (or packages), count their operations, check the stateful form.
+
+    Raises:
+        ConversionError: an operation or a scheme that Core ML lacks, with the source line it comes from.
+        ParityError: the stateful form doesn't compute what the golden does.
+    """
+    from .coreml_counts import count_operations
+    from .coreml_state import check_stateful
+
+    _check_options(program, options)
+    for signature in program.signatures:
+        for name, least, greatest in signature.dynamic:
+            context.warn(
+                f"coreml: dimension `{name}` of `{signature.name}` is flexible ({least}–{greatest}): Core ML runs "
+                "flexible shapes many times slower, off the Neural Engine; export one signature per fixed size instead"
+            )
+    forms = ["inputs"]
+    if any(s.state for s in program.signatures) and options.kv_cache != "inputs":
+        forms = ["state"] if options.kv_cache == "state" else ["inputs", "state"]
+    files: list[ArtifactFile] = []
+    packages: dict[str, dict[str, str]] = {}
+    for form in forms:
+        packages[form] = _write(program, options, context, form, MODEL if form == forms[0] else STATEFUL)
+        role = "model" if form == forms[0] else "stateful-model"
+        files += [artifact_file(context.out, name, role) for name in sorted(set(packages[form].values()))]
+    counts = count_operations({s: context.out / p for s, p in packages[forms[0]].items()}, program.quantization)
+    if "state" in forms:
+        paths = {s: context.out / p for s, p in packages["state"].items()}
+        check_stateful(paths, program, context, strict=forms[0] != "state")
+    _write_recording(program, context.out)
+    files.append(artifact_file(context.out, RECORDING, "recording"))
+    artifact = Artifact(
+        target="coreml",
+        path=context.out,
+        files=tuple(files),
+        signatures=program.signatures,
+        counts=counts,
+        details={
+            "form": forms[0],
+            "packages": packages[forms[0]],
+            "stateful_packages": packages.get("state", {}),
+            "report_precision": options.precision,
+            "report_minimum_deployment_target": options.minimum_deployment_target,
+        },
+        proof="executed" if sys.platform == "darwin" else "evaluated",
+        proof_command="" if sys.platform == "darwin" else "python -m edgec.prove coreml  # in the bundle, on a Mac",
+    )
+    artifact.save()
+    return artifact
+
+
+def _check_options(program: Program, options: CoreMLOptions) -> None:
+    """What an older system can't have is refused, not left out."""
+    system, scheme = options.minimum_deployment_target, program.quantization
+    if scheme is not None and scheme.scheme == "static" and system == "iOS16":
+        raise ConversionError(
+            "coreml: INT8 activations need iOS 17, the recipe asks for iOS 16",
+            hint="set `minimum_deployment_target: iOS17`, or quantise weights only",
+            reason=Reason.UNSUPPORTED_SCHEME,
+        )
+    if options.kv_cache == "state" and system in ("iOS16", "iOS17"):
+        raise ConversionError(
+            f"coreml: states need iOS 18, the recipe asks for {system}",
+            hint="set `minimum_deployment_target: iOS18`, or `kv_cache: inputs`",
+            reason=Reason.UNSUPPORTED_SCHEME,
+        )
+
+
+def _write(program: Program, options: CoreMLOptions, context: Context, form: str, name: str) -> dict[str, str]:
+    """Convert every signature in one form. Gives the package's name for each signature.
+
+    One package with a function per signature from iOS 18 on; before that a package each, because only then can a
+    package hold several functions.
+    """
+    from .coreml_convert import convert_signature
+    from .coreml_package import finish, join
+
+    modern = options.minimum_deployment_target not in ("iOS16", "iOS17")
+    signatures = program.signatures
+    parts = context.work / f"coreml-{form}"
+    shutil.rmtree(parts, ignore_errors=True)
+    parts.mkdir(parents=True)
+    made: dict[str, Path] = {}
+    for i, signature in enumerate(signatures):
+        context.progress(i, len(signatures), f"coreml: converting {signature.name} ({form})")
+        made[signature.name] = parts / f"{signature.name}.mlpackage"
+        for warning in convert_signature(program, signature, options, form, made[signature.name]):
+            if warning not in context.log.warnings:
+                context.warn(warning)
+    if len(made) == 1:
+        names = {signatures[0].name: name}
+        finish(made[signatures[0].name], context.out / name)
+    elif modern:
+        names = dict.fromkeys(made, name)
+        join(made, context.out / name)
+    else:
+        stem = Path(name).stem
+        names = {s: f"{stem}-{s}.mlpackage" for s in made}
+        for signature_name, path in made.items():
+            finish(path, context.out / names[signature_name])
+        context.note(f"coreml: one package per signature, because {options.minimum_deployment_target} has no functions")
+    shutil.rmtree(parts)
+    return names
+
+
+def _write_recording(program: Program, out: Path) -> None:
+    """The program's recording without state outputs (large, and implied by the others), for a proof elsewhere."""
+    kept = {s.name: s.state_outputs for s in program.signatures}
+    steps = [
+        Step(s.signature, s.inputs, {k: v for k, v in s.outputs.items() if k not in kept[s.signature]})
+        for s in program.recording().steps
+    ]
+    Recording(steps).save(out / RECORDING)
