@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any
 
-from pydantic import BeforeValidator, Field, WithJsonSchema
+from pydantic import BeforeValidator, Field, WithJsonSchema, model_serializer
 
 from edgec.registry import Options
 from edgec.units import parse_bytes
@@ -44,6 +44,11 @@ class Drop(Options):
 
     def __str__(self) -> str:
         return f"{self.amount * 100:.4g} %" if self.relative else f"{self.amount:.4g}"
+
+    @model_serializer
+    def _as_written(self) -> float | str:
+        """As recipes write it, so that a resolved recipe is a recipe."""
+        return f"{self.amount * 100:.12g} %" if self.relative else self.amount
 
 
 def _parse_drop(value: Any) -> Any:
