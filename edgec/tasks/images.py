@@ -214,10 +214,10 @@ def _read_photos(paths: Sequence[Path], options: ImageSetOptions, how: Preproces
             raise _bad(path, f"is not a photograph that can be read: {cause}") from cause
     made: list[Image.Image] = []
     for crop in range(options.crops):
-        for path, image in zip(paths, images, strict=True):
+        for image in images:
             if options.samples is not None and len(made) >= options.samples:
                 break
-            made.append(_fit(image, how) if crop == 0 else _random_crop(image, how, path.name, crop, seed))
+            made.append(_fit(image, how) if crop == 0 else _random_crop(image, how, crop, seed))
     return np.stack([_channels_first(image) for image in made])
 
 
@@ -242,14 +242,14 @@ def _fit(image: Image, how: Preprocessing) -> Image:
     return image.resize((width, height), _filter(how), box=(left, top, left + w, top + h))
 
 
-def _random_crop(image: Image, how: Preprocessing, name: str, crop: int, seed: int) -> Image:
+def _random_crop(image: Image, how: Preprocessing, crop: int, seed: int) -> Image:
     """A crop of 20 to 80 % of the area at an aspect ratio of 3:4 to 4:3, flipped half of the times.
 
-    It depends on the seed, the photograph's name and the crop's number, not on what else is in the set.
+    It depends on the seed, the photograph and the crop's number, not on what else is in the set.
     """
     from PIL.Image import Transpose
 
-    key = hashlib.sha256(f"{seed}/{name}/{crop}".encode()).digest()
+    key = hashlib.sha256(f"{seed}/{crop}/".encode() + image.tobytes()).digest()
     random = np.random.default_rng(int.from_bytes(key[:8], "little"))
     area = image.width * image.height * random.uniform(0.2, 0.8)
     ratio = math.exp(random.uniform(math.log(3 / 4), math.log(4 / 3)))
