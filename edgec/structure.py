@@ -57,7 +57,8 @@ def apply(module: nn.Module, description: Description | None) -> None:
     if description is None:
         return
     _remove_parts(module, description)
-    replaced: dict[int, nn.Parameter] = {}  # tied weights stay tied: one new one for each old one
+    # Tied weights stay tied: one new one for each old one, which is kept so that no other object gets its id.
+    replaced: dict[int, tuple[nn.Parameter, nn.Parameter]] = {}
     for path, part in module.named_modules():
         wanted = description[path]
         for name, value in wanted.get("numbers", {}).items():
@@ -93,7 +94,13 @@ def _remove_parts(module: nn.Module, description: Description) -> None:
         )
 
 
-def _resize(part: nn.Module, path: str, name: str, shape: tuple[int, ...], replaced: dict[int, nn.Parameter]) -> None:
+def _resize(
+    part: nn.Module,
+    path: str,
+    name: str,
+    shape: tuple[int, ...],
+    replaced: dict[int, tuple[nn.Parameter, nn.Parameter]],
+) -> None:
     import torch
     from torch import nn
 
@@ -103,12 +110,12 @@ def _resize(part: nn.Module, path: str, name: str, shape: tuple[int, ...], repla
     if isinstance(current, nn.Parameter):
         if id(current) not in replaced:
             empty = torch.zeros(shape, dtype=current.dtype)
-            replaced[id(current)] = nn.Parameter(empty, requires_grad=current.requires_grad)
-        setattr(part, name, replaced[id(current)])
+            replaced[id(current)] = current, nn.Parameter(empty, requires_grad=current.requires_grad)
+        setattr(part, name, replaced[id(current)][1])
         return
     if name in part._non_persistent_buffers_set:
         raise SourceError(
-            f"`{path}.{name}` is {tuple(current.shape)} in the architecture and {shape} in the model, and no file holds it",
+            f"`{path}.{name}` is {tuple(current.shape)} in the architecture and {shape} in the model; no file holds it",
             hint="register the buffer as persistent, or leave that part out of pruning",
             reason=Reason.BAD_CHECKPOINT,
         )
