@@ -35,6 +35,24 @@ from edgec.stages import Request
 from edgec.store import Entry, Store, store_error
 from edgec.worker import run_stage
 
+# What a target's stage measured, under the names that its part of the document has.
+TARGET_FIELDS = (
+    "proven",
+    "proof",
+    "proof_command",
+    "bytes",
+    "float_bytes",
+    "parameters",
+    "parity",
+    "metrics",
+    "samples",
+    "counts",
+    "details",
+    "files",
+    "latency_ms",
+    "float_latency_ms",
+)
+
 
 class Listener(Protocol):
     """Hears what a build does, for a terminal or a log."""
@@ -98,8 +116,6 @@ def build(
     failure = run.all(stages)
     if rank() > 0:
         return Outcome(document, failure)
-    for target in document.targets.values():
-        target.metric = target.metrics.get(document.metric.name) if document.metric else None
     complete(document)
     outcome = Outcome(document, failure, {s: e.result["digest"] for s, e in run.entries.items()})
     if failure is None and until is None:
@@ -244,14 +260,22 @@ class _Run:
         if cached:
             document.cached_stages.append(stage.id)
         if stage.kind == "target":
-            names = ("proven", "proof", "proof_command", "bytes", "float_bytes", "parity", "metrics", "counts", "files")
             document.targets[stage.id] = TargetRecord(
-                **{name: result[name] for name in names},
-                latency_ms=result["latency_ms"],
-                float_latency_ms=result["float_latency_ms"],
+                **{name: result[name] for name in TARGET_FIELDS},
+                metric=metric,
+                source_metric=self._source_metric(result["samples"]),
                 warnings=log["warnings"],
             )
         return record
+
+    def _source_metric(self, samples: int | None) -> float | None:
+        """The source's metric on as many samples as an artefact was evaluated on."""
+        info = self.document.metric
+        if info is None or samples is None:
+            return None
+        subsets = self.entries["source"].result["subset_metrics"] if "source" in self.entries else {}
+        value: float | None = subsets.get(str(samples), {}).get(info.name)
+        return info.source if value is None else value
 
 
 def _distributed(stage: Stage) -> bool:

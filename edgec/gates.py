@@ -255,9 +255,12 @@ def _drops(gates: Gates, document: BuildDocument) -> Iterator[Verdict]:
         note = "the source has no metric to drop from"
         yield Verdict("max_drop", str(gates.max_drop), None, "unproven", required, note)
         return
-    limit = gates.max_drop.limit(source)
     for name, _, drop in _points(document):
-        note = f"{gates.max_drop} of {format_number(source)}" if gates.max_drop.relative else ""
+        # An artefact's drop is from the source's metric on the samples that the artefact was evaluated on.
+        own = document.targets[name].source_metric if name in document.targets else None
+        base = source if own is None else own
+        limit = gates.max_drop.limit(base)
+        note = f"{gates.max_drop} of {format_number(base)}" if gates.max_drop.relative else ""
         yield _verdict(f"max_drop.{name}", limit, drop, least=False, required=required, note=note)
 
 
@@ -266,16 +269,14 @@ def _parity(gates: Gates, document: BuildDocument) -> Iterator[Verdict]:
         return
     asked = gates.asked_for("parity")
     for name, target in document.targets.items():
-        own = gates.parity.targets.get(name)
         for measure, limit in gates.parity.limits(name).items():
             value = None if target.parity is None else getattr(target.parity, measure)
-            set_here = measure in gates.parity.model_fields_set or (own is not None and measure in own.model_fields_set)
             note = ""
             if value is None:
                 note = "the outputs are not quantised" if target.parity else "the artefact was not run"
             least = measure in ("cosine", "sqnr_db")
             gate = f"parity.{measure}.{name}"
-            yield _verdict(gate, limit, value, least=least, required=asked and set_here, note=note)
+            yield _verdict(gate, limit, value, least=least, required=asked, note=note)
 
 
 def _proven(gates: Gates, document: BuildDocument) -> Iterator[Verdict]:

@@ -47,6 +47,7 @@ def measure_target(
         "bytes": artifact.bytes,
         "parameters": program.parameters,
         "metrics": {},
+        "samples": None,
         "proof": artifact.proof,
         "proof_command": artifact.proof_command,
         "proven": artifact.proof == "executed",
@@ -73,6 +74,7 @@ def measure_target(
     context.progress(2, 4, "measuring the metric")
     samples = measure["target_samples"] if artifact.proof == "executed" else measure["evaluated_samples"]
     if samples:
+        result["samples"] = samples
         result["metrics"] = task.evaluate(carrying(runner, program.signatures), reference or None, limit=samples)
 
     if artifact.proof == "executed":  # the time of a program evaluated op by op says nothing about a device

@@ -88,7 +88,11 @@ def _source(request: Request, context: Context) -> dict[str, Any]:
     model = Model(loaded.module.eval(), task, loaded.source)
     reference = task.reference(_torch_runner(model))
     _save_reference(out, reference)
-    return _finish(model, request, reference, context)
+    result = _finish(model, request, reference, context)
+    # Artefacts are evaluated on fewer samples than models: a drop means something only on the same ones.
+    sizes = {request.measure["target_samples"], request.measure["evaluated_samples"]} - {0, request.measure["samples"]}
+    subsets = {str(n): task.evaluate(_torch_runner(model), reference or None, limit=n) for n in sorted(sizes)}
+    return result | {"subset_metrics": subsets}
 
 
 def _import(request: Request, context: Context) -> dict[str, Any]:

@@ -11,6 +11,7 @@ from report_samples import sample
 
 from edgec.errors import ExitCode, Reason, RecipeError
 from edgec.gates import Gates, exit_code, gate_error, judge
+from edgec.report.document import complete
 
 
 def verdicts(section: dict[str, Any], **more: Any) -> dict[str, str]:
@@ -87,6 +88,23 @@ def test_defaults_can_be_switched_off_only_by_saying_so() -> None:
     assert not [n for n in verdicts({"parity": None}) if n.startswith("parity")]
     with_default = [n for n in verdicts({}) if n.startswith(("max_drop", "parity"))]
     assert len(with_default) == 7  # the model and three targets; cosine of three
+
+
+def test_an_artefacts_drop_is_judged_on_its_own_samples() -> None:
+    document = sample()
+    document.targets["tflite"].source_metric = 0.96
+    complete(document)
+    judged = {v.name: v for v in judge(Gates.model_validate({"max_drop": "5 %"}), document)}
+    assert judged["max_drop.tflite"].limit == pytest.approx(0.048)
+    assert judged["max_drop.tflite"].value == pytest.approx(0.0526) and not judged["max_drop.tflite"].holds
+    assert judged["max_drop.onnxruntime"].holds
+
+
+def test_parity_without_numbers_still_asks() -> None:
+    document = sample()
+    document.targets["tflite"].parity = None
+    assert exit_code(judge(Gates.model_validate({"parity": {}}), document)) == ExitCode.GATE_FAILED
+    assert exit_code(judge(Gates(), document)) == ExitCode.OK
 
 
 def test_a_default_without_anything_to_measure_is_reported_and_does_not_fail() -> None:

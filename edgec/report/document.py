@@ -120,7 +120,9 @@ class TargetRecord(Part):
     float_latency_ms: Latency | None = Field(None, description="of the float artefact, interleaved in the same run")
     metric: float | None = Field(None, description="the task's primary metric, run on the engine")
     metrics: dict[str, float] = Field(default_factory=dict)
-    drop: float | None = Field(None, description="how much worse than the source's metric")
+    samples: int | None = Field(None, description="evaluation samples that the metrics were taken on")
+    source_metric: float | None = Field(None, description="the source's primary metric on the same samples")
+    drop: float | None = Field(None, description="how much worse than the source's metric on the same samples")
     counts: dict[str, int] = Field(default_factory=dict, description="operations by kind: ops, layout_ops, float_ops …")
     parameters: int | None = Field(None, description="number of weights of the program that was converted")
     details: dict[str, Any] = Field(default_factory=dict, description="what else the target reported; JSON")
@@ -225,38 +227,50 @@ class BuildDocument(Part):
         return data
 
 
-def drop(metric: MetricInfo | None, value: float | None) -> float | None:
-    """How much worse `value` is than the source's: in the metric's units, negative when it is better."""
-    if metric is None or metric.source is None or value is None:
+def drop(metric: MetricInfo | None, value: float | None, source: float | None = None) -> float | None:
+    """How much worse `value` is than the source's: in the metric's units, negative when it is better.
+
+    `source` is the source's value on the same samples, where that isn't `metric.source`.
+    """
+    if metric is None or value is None:
         return None
-    return metric.source - value if metric.higher_is_better else value - metric.source
+    source = metric.source if source is None else source
+    if source is None:
+        return None
+    return source - value if metric.higher_is_better else value - source
 
 
 def complete(document: BuildDocument) -> None:
     """Fill in, in place, what follows from the rest: drops, size factors, running compression, wastes.
 
-    A stage that reports no size leaves the running product as it was; a target's factor is from the last model.
+    A stage that reports no size leaves the running product as it was. An export's and a target's factor is from the
+    last model, whose weights are also what an artefact is predicted to weigh.
     """
     from edgec.report.waste import measure_wastes
 
     before = document.source_bytes
     for stage in document.ledger:
-        stage.drop = drop(document.metric, stage.metric)
+        target = document.targets.get(stage.stage)
+        stage.drop = drop(document.metric, stage.metric, target.source_metric if target else None)
+        if stage.predicted_bytes is None:
+            stage.predicted_bytes = before if stage.kind == "target" else stage.facts.get("predicted_bytes")
         if stage.bytes and before:
             stage.factor = before / stage.bytes
         if stage.bytes and document.source_bytes:
             stage.compression = document.source_bytes / stage.bytes
-        if stage.kind != "target" and stage.bytes:
+        if stage.kind in ("source", "import", "pass") and stage.bytes:
             before = stage.bytes
     for target in document.targets.values():
-        target.drop = drop(document.metric, target.metric)
+        target.drop = drop(document.metric, target.metric, target.source_metric)
         if target.bytes and document.source_bytes:
             target.compression = document.source_bytes / target.bytes
     _report_surprises(document)
     document.wastes = measure_wastes(document)
 
 
-SURPRISE = 1.25  # containers and graphs add up to a fifth to small models; more than that wants a word
+# An artefact is its model's weights, its graph (a fifth more, in small models), and for a compiled one its code.
+SURPRISE = 1.25
+CODE_BYTES = 1_000_000
 
 
 def _report_surprises(document: BuildDocument) -> None:
@@ -264,7 +278,8 @@ def _report_surprises(document: BuildDocument) -> None:
     for stage in document.ledger:
         target = document.targets.get(stage.stage)
         found = []
-        if stage.bytes and stage.predicted_bytes and stage.bytes > SURPRISE * stage.predicted_bytes:
+        expected = stage.predicted_bytes and max(SURPRISE * stage.predicted_bytes, stage.predicted_bytes + CODE_BYTES)
+        if stage.kind == "target" and stage.bytes and expected and stage.bytes > expected:
             found.append(f"the result has {stage.bytes:,} bytes, where {stage.predicted_bytes:,} were predicted")
         if target and target.bytes and target.float_bytes and target.bytes >= target.float_bytes:
             found.append(f"the artefact has {target.bytes:,} bytes, and its float twin {target.float_bytes:,}")

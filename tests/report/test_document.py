@@ -70,6 +70,16 @@ def test_drops_are_counted_from_the_source() -> None:
     assert document.targets["tflite"].drop == pytest.approx(0.0126)
 
 
+def test_an_artefact_drops_from_the_source_on_its_own_samples() -> None:
+    document = sample()
+    document.targets["tflite"].samples, document.targets["tflite"].source_metric = 8, 1.0
+    complete(document)
+    tflite = document.stage("tflite")
+    assert tflite is not None
+    assert document.targets["tflite"].drop == tflite.drop == pytest.approx(1.0 - 0.9074)
+    assert document.targets["onnxruntime"].drop == pytest.approx(0.92 - 0.9073)
+
+
 def test_four_wastes_are_numbers() -> None:
     wastes = sample().wastes
     assert wastes is not None
