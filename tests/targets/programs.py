@@ -1,6 +1,6 @@
 """Small Programs for the tests of targets: a depthwise CNN (float or static INT8) and a paged decoder (INT8 weights).
 
-They are made here by hand, without the passes, so that a target's tests depend on nothing but the contracts.
+They are put together here by hand, so that a target's tests need neither a recipe nor a task.
 """
 
 from __future__ import annotations
@@ -16,6 +16,8 @@ from edgec.model import LayerScheme, Program, Quantization, Signature, TensorSpe
 if TYPE_CHECKING:
     import torch
     from torch.export import ExportedProgram
+
+    from edgec.architectures.llama import LlamaConfig
 
 OPSET = 21
 BLOCK = 4  # tokens per block of the decoder's pools
@@ -36,8 +38,8 @@ def cnn_program(folder: Path, quantized: bool = True) -> Program:
     steps = [Step("main", {"image": image}) for image in images]
     exported = torch.export.export(module, example)
     if not quantized:
-        return _save(folder, {signature: (exported, exported)}, steps, None, _count(module))
-    unfolded, folded = (_static_int8(exported.module(), example, fold) for fold in (False, True))
+        return _save(folder, {signature: exported}, steps, None, _count(module))
+    unfolded = _static_int8(exported.module(), example)
     step = next(
         float(n.args[1])  # type: ignore[arg-type]
         for n in reversed(list(unfolded.graph.nodes))
@@ -49,47 +51,70 @@ def cnn_program(folder: Path, quantized: bool = True) -> Program:
         if isinstance(m, torch.nn.Conv2d | torch.nn.Linear)
     )
     scheme = Quantization("static", layers, (("logits", step),))
-    program = _save(folder, {signature: (unfolded, folded)}, steps, scheme, _count(module))
-    _save(folder / "float", {signature: (exported, exported)}, steps, None, _count(module))
+    program = _save(folder, {signature: unfolded}, steps, scheme, _count(module))
+    _save(folder / "float", {signature: exported}, steps, None, _count(module))
     return program
 
 
 def decoder_program(folder: Path, layers: int = 2, quantized: bool = True) -> Program:
-    """A Llama-like paged step graph of two signatures, `decode` (2 sequences) and `prefill` (a chunk of 8 tokens).
+    """A small Llama as a paged step graph of two signatures, `decode` (2 sequences) and `prefill` (a chunk of 8).
 
-    Inputs: tokens, positions and slots (batch, time), block_table (batch, TABLE), and per layer k_<i> and v_<i>
-    (BLOCKS · BLOCK, kv_heads, head_dim). Outputs: logits (batch, time, vocab), hidden (batch, time, hidden) and the
-    pools as k_<i>_out and v_<i>_out. `quantized` gives INT8 weights per output channel,
-    dequantised where they are used.
+    Inputs and outputs are those of `edgec.architectures.paged.PagedStep`: tokens, positions and slot_mapping (batch,
+    time), block_table (batch, TABLE), pools k_<i> and v_<i> (BLOCKS · BLOCK, kv_heads, head_dim); logits, hidden and
+    the pools as k_<i>_out and v_<i>_out. `quantized` gives INT8 weights per output channel, dequantised where they
+    are used.
     """
     import torch
+    from edgec.passes.quantize_weights import quantizable, quantize_layers
+
+    from edgec.architectures.llama import Llama
+    from edgec.architectures.paged import PagedStep
 
     torch.manual_seed(0)
-    module = _decoder(layers).eval()
-    count = _count(module)
-    graphs: dict[str, dict[Signature, tuple[ExportedProgram, ExportedProgram]]] = {}
+    model = Llama(decoder_config(layers)).eval()
+    for parameter in model.parameters():
+        torch.nn.init.normal_(parameter, std=0.05) if parameter.dim() > 1 else torch.nn.init.uniform_(
+            parameter, 0.5, 1.5
+        )
+    count = _count(model)
+    names = list(quantizable(model, embeddings=True))
+    graphs: dict[str, dict[Signature, ExportedProgram]] = {}
     for form in ("float", "int8") if quantized else ("float",):
         if form == "int8":
-            module.quantize()  # type: ignore[operator]
+            quantize_layers(model, names)
         graphs[form] = {}
+        step = PagedStep(model, BLOCK, TABLE).eval()
         for name, batch, time in (("decode", 2, 1), ("prefill", 1, 8)):
             signature = decoder_signature(name, batch, time, layers)
-            exported = torch.export.export(module, _zeros(signature))
-            graphs[form][signature] = (exported, exported)
+            graphs[form][signature] = torch.export.export(step, _zeros(signature))
     steps = decoder_steps()
     if not quantized:
         return _save(folder, graphs["float"], steps, None, count)
-    names = [n for n, m in module.named_modules() if hasattr(m, "scale")]
-    scheme = Quantization("weight-only", tuple(LayerScheme(n, "Linear", "int8", 0) for n in names))
+    kinds = {n: type(m).__name__ for n, m in model.named_modules()}
+    scheme = Quantization("weight-only", tuple(LayerScheme(n, kinds[n], "int8", 0) for n in names))
     program = _save(folder, graphs["int8"], steps, scheme, count)
     _save(folder / "float", graphs["float"], steps, None, count)
     return program
 
 
+def decoder_config(layers: int) -> LlamaConfig:
+    from edgec.architectures.llama import LlamaConfig
+
+    return LlamaConfig(
+        vocab_size=VOCAB,
+        hidden_size=HIDDEN,
+        intermediate_size=MLP,
+        layers=layers,
+        heads=HEADS,
+        kv_heads=KV_HEADS,
+        head_dim=HIDDEN // HEADS,
+    )
+
+
 def decoder_signature(name: str, batch: int, time: int, layers: int) -> Signature:
     pool = (BLOCKS * BLOCK, KV_HEADS, HIDDEN // HEADS)
     pools = [f"{kind}_{i}" for i in range(layers) for kind in "kv"]
-    inputs = [TensorSpec(n, (batch, time), "int32") for n in ("tokens", "positions", "slots")]
+    inputs = [TensorSpec(n, (batch, time), "int32") for n in ("tokens", "positions", "slot_mapping")]
     inputs += [TensorSpec("block_table", (batch, TABLE), "int32"), *(_f32(n, *pool) for n in pools)]
     outputs = [_f32("logits", batch, time, VOCAB), _f32("hidden", batch, time, HIDDEN)]
     outputs += [_f32(f"{n}_out", *pool) for n in pools]
@@ -119,7 +144,7 @@ def decoder_steps() -> list[Step]:
 
 
 def _step(name: str, tokens: np.ndarray, positions: np.ndarray, slots: np.ndarray, table: np.ndarray) -> Step:
-    return Step(name, {"tokens": tokens, "positions": positions, "slots": slots, "block_table": table})
+    return Step(name, {"tokens": tokens, "positions": positions, "slot_mapping": slots, "block_table": table})
 
 
 def _f32(name: str, *shape: int) -> TensorSpec:
@@ -138,29 +163,22 @@ def _count(module: torch.nn.Module) -> int:
 
 def _save(
     folder: Path,
-    graphs: dict[Signature, tuple[ExportedProgram, ExportedProgram]],
+    graphs: dict[Signature, ExportedProgram],
     steps: list[Step],
     quantization: Quantization | None,
     parameters: int,
 ) -> Program:
     """Write the folder of a Program: .pt2 (unfolded), .onnx (folded), the recording and program.json."""
     import torch
+    from edgec.passes.export_graph import fold
+    from edgec.passes.export_onnx import ExternalWeights, write_onnx
 
     folder.mkdir(parents=True, exist_ok=True)
-    for signature, (unfolded, folded) in graphs.items():
-        torch.export.save(unfolded, folder / f"{signature.name}.pt2")
-        torch.onnx.export(
-            folded,
-            (),
-            folder / f"{signature.name}.onnx",
-            dynamo=True,
-            opset_version=OPSET,
-            optimize=False,
-            verbose=False,
-            external_data=False,
-            input_names=[t.name for t in signature.inputs],
-            output_names=[t.name for t in signature.outputs],
-        )
+    for signature, exported in graphs.items():
+        torch.export.save(exported, folder / f"{signature.name}.pt2")
+        path = folder / f"{signature.name}.onnx"
+        weights = ExternalWeights(folder)
+        write_onnx(fold(exported), signature, path, opset=OPSET, external_over=1_500_000_000, weights=weights)
     signatures = tuple(graphs)
     program = Program(folder, signatures, quantization, "tensors", OPSET, parameters)
     golden = replay(OnnxRunner({s.name: program.onnx_path(s.name) for s in signatures}), signatures, steps)
@@ -170,7 +188,7 @@ def _save(
     return program
 
 
-def _static_int8(module: Any, example: tuple[torch.Tensor, ...], fold: bool) -> ExportedProgram:
+def _static_int8(module: Any, example: tuple[torch.Tensor, ...]) -> ExportedProgram:
     import torch
     from litert_torch.quantize.pt2e_quantizer import PT2EQuantizer, get_symmetric_quantization_config
     from torchao.quantization.pt2e.quantize_pt2e import convert_pt2e, prepare_pt2e
@@ -180,7 +198,7 @@ def _static_int8(module: Any, example: tuple[torch.Tensor, ...], fold: bool) -> 
     generator = torch.Generator().manual_seed(3)
     for _ in range(8):
         prepared(torch.randn(1, 3, 32, 32, generator=generator))
-    return torch.export.export(convert_pt2e(prepared, fold_quantize=fold), example)
+    return torch.export.export(convert_pt2e(prepared, fold_quantize=False), example)
 
 
 def _cnn() -> torch.nn.Module:
@@ -207,110 +225,3 @@ def _cnn() -> torch.nn.Module:
             m.running_var.uniform_(0.5, 1.5)
             m.weight.data.uniform_(0.5, 1.5)
     return net
-
-
-def _decoder(layers: int) -> torch.nn.Module:
-    import torch
-    import torch.nn.functional as F
-    from torch import nn
-
-    head_dim, repeat, context = HIDDEN // HEADS, HEADS // KV_HEADS, TABLE * BLOCK
-
-    class Int8Linear(nn.Module):
-        """y = x Wᵀ; float until `quantize`, then INT8 with one scale per output channel."""
-
-        def __init__(self, i: int, o: int) -> None:
-            super().__init__()
-            self.weight = nn.Parameter(torch.randn(o, i) * 0.05, requires_grad=False)
-            self.quantized = False
-
-        def quantize(self) -> None:
-            scale = self.weight.abs().amax(1) / 127  # (o,)
-            weight = (self.weight / scale[:, None]).round().clamp(-127, 127).to(torch.int8)
-            del self.weight
-            self.register_buffer("weight", weight)
-            self.register_buffer("scale", scale)
-            self.register_buffer("zero_point", torch.zeros(len(scale), dtype=torch.int64))
-            self.quantized = True
-
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            if not self.quantized:
-                return F.linear(x, self.weight)
-            dequantize = torch.ops.quantized_decomposed.dequantize_per_channel.default
-            return F.linear(x, dequantize(self.weight, self.scale, self.zero_point, 0, -128, 127, torch.int8))
-
-    class Norm(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.weight = nn.Parameter(torch.rand(HIDDEN) + 0.5)
-
-        def forward(self, x: torch.Tensor) -> torch.Tensor:
-            return x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + 1e-5) * self.weight
-
-    def rope(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
-        half = x.shape[-1] // 2
-        a, b = x[..., :half], x[..., half:]  # (B, T, H, D/2)
-        return torch.cat([a * cos - b * sin, b * cos + a * sin], -1)
-
-    class Layer(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.norm1, self.norm2 = Norm(), Norm()
-            self.q, self.o = Int8Linear(HIDDEN, HEADS * head_dim), Int8Linear(HEADS * head_dim, HIDDEN)
-            self.k, self.v = Int8Linear(HIDDEN, KV_HEADS * head_dim), Int8Linear(HIDDEN, KV_HEADS * head_dim)
-            self.gate, self.up, self.down = Int8Linear(HIDDEN, MLP), Int8Linear(HIDDEN, MLP), Int8Linear(MLP, HIDDEN)
-
-        def forward(
-            self, x: Any, cos: Any, sin: Any, slots: Any, reads: Any, mask: Any, k_pool: Any, v_pool: Any
-        ) -> Any:
-            batch, time, _ = x.shape
-            h = self.norm1(x)
-            q = rope(self.q(h).view(batch, time, HEADS, head_dim), cos, sin)
-            k = rope(self.k(h).view(batch, time, KV_HEADS, head_dim), cos, sin)
-            v = self.v(h).view(batch, time, KV_HEADS, head_dim)
-            k_pool = torch.index_put(k_pool, (slots,), k.reshape(-1, KV_HEADS, head_dim))  # (slots, Hkv, D)
-            v_pool = torch.index_put(v_pool, (slots,), v.reshape(-1, KV_HEADS, head_dim))
-            read = (batch, context, KV_HEADS, head_dim)
-            keys = k_pool.index_select(0, reads).view(read).permute(0, 2, 3, 1)  # (B, Hkv, D, S)
-            values = v_pool.index_select(0, reads).view(read).permute(0, 2, 1, 3)  # (B, Hkv, S, D)
-            q = q.view(batch, time, KV_HEADS, repeat, head_dim).permute(0, 2, 3, 1, 4)
-            scores = torch.matmul(q.reshape(batch, KV_HEADS, repeat * time, head_dim), keys) * head_dim**-0.5
-            scores = scores.view(batch, KV_HEADS, repeat, time, context).masked_fill(~mask, -1e9)
-            p = scores.softmax(-1).view(batch, KV_HEADS, repeat * time, context)
-            out = torch.matmul(p, values).view(batch, KV_HEADS, repeat, time, head_dim).permute(0, 3, 1, 2, 4)
-            x = x + self.o(out.reshape(batch, time, HEADS * head_dim))
-            h = self.norm2(x)
-            return x + self.down(F.silu(self.gate(h)) * self.up(h)), k_pool, v_pool
-
-    class Decoder(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.embedding = nn.Embedding(VOCAB, HIDDEN)
-            self.layers = nn.ModuleList([Layer() for _ in range(layers)])
-            self.norm = Norm()
-            self.head = Int8Linear(HIDDEN, VOCAB)
-            self.register_buffer("inverse", 1e4 ** -(torch.arange(0, head_dim, 2) / head_dim), persistent=False)
-
-        def quantize(self) -> None:
-            for m in self.modules():
-                if isinstance(m, Int8Linear):
-                    m.quantize()
-
-        def forward(self, tokens: Any, positions: Any, slots: Any, block_table: Any, *pools: Any) -> Any:
-            angle = positions.float()[..., None] * self.inverse
-            cos, sin = angle.cos()[:, :, None], angle.sin()[:, :, None]  # (B, T, 1, D/2)
-            reads = (block_table[:, :, None] * BLOCK + torch.arange(BLOCK, dtype=torch.int32)).reshape(-1)
-            mask = (torch.arange(context) <= positions[:, :, None])[:, None, None]  # (B, 1, 1, T, S)
-            flat = slots.reshape(-1).long()  # ONNX scatters by int64 only
-            x = self.embedding(tokens)
-            updated: list[torch.Tensor] = []
-            for i, layer in enumerate(self.layers):
-                x, k, v = layer(x, cos, sin, flat, reads, mask, pools[2 * i], pools[2 * i + 1])
-                updated += [k, v]
-            hidden = self.norm(x)
-            return (self.head(hidden), hidden, *updated)
-
-    # The operator library registers itself when this is imported.
-    import torch.ao.quantization.fx._decomposed
-
-    return Decoder()
