@@ -20,7 +20,11 @@ from edgec.architectures.llama import Llama
 
 SCRATCH_SLOT = 0
 MASKED = -30000.0
-"""Added to scores that must not count: exp gives 0 in float32, and the number exists in float16."""
+"""Added to scores that must not count: exp gives 0, and the number exists in float16.
+
+Added, not selected, because every delegate takes an addition. It outweighs whatever an earlier sequence left in a slot:
+scores of trained models stay in the hundreds.
+"""
 
 
 class PagedStep(nn.Module):
