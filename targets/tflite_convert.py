@@ -93,6 +93,7 @@ def to_flatbuffer(
             example = tuple(
                 x.movedim(1, -1).contiguous() if i in positions else x for i, x in enumerate(example)
             )  # NCHW → NHWC
+        wrapped.requires_grad_(False)  # the decomposition of batch_norm refuses statistics that want gradients
         wrapped.training = False  # captured graphs have no `eval()`; litert-torch warns of the flag
         converter = converter.signature(signature.name, wrapped, example, dynamic_shapes=dynamic_shapes(signature))
     with _translated(modules), contextlib.redirect_stdout(io.StringIO()):
