@@ -17,7 +17,7 @@ from typing import Any, Protocol
 from edgec.bundle import assemble
 from edgec.errors import EdgecError, RecipeError, ToolMissing
 from edgec.gates import exit_code, gate_error, judge
-from edgec.plan import Stage, data_digest, missing_tools, stage_key, stages_of
+from edgec.plan import Plan, Stage, data_digest, make_plan, stage_key
 from edgec.ranks import POLL_SECONDS, rank
 from edgec.recipe import Recipe, dump
 from edgec.registry import get_pass, get_task
@@ -99,13 +99,13 @@ def build(
         EdgecError: before anything has run: a gate on nothing, a missing tool, an output folder that can't be made.
     """
     start = time.monotonic()
-    stages = stages_of(recipe, until=until)
     if recipe.model.is_onnx and recipe.passes:
         raise RecipeError(
             f"{recipe.path}: pass `{recipe.passes[0].name}` works on a torch module, and the model is an ONNX file",
             hint="remove `passes:`, or start from the checkpoint",
         )
-    _check_tools(recipe, stages)
+    plan = make_plan(recipe, store, until=until, force=force)
+    _check_tools(plan)
     try:
         out.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -113,7 +113,7 @@ def build(
 
     document = _new_document(recipe)
     run = _Run(recipe, store, document, listener, force)
-    failure = run.all(stages)
+    failure = run.all([p.stage for p in plan.stages])
     if rank() > 0:
         return Outcome(document, failure)
     complete(document)
@@ -286,14 +286,11 @@ def _kind(stage: Stage) -> Any:
     return "source" if stage.kind == "import" else stage.kind
 
 
-def _check_tools(recipe: Recipe, stages: list[Stage]) -> None:
-    """Before minutes of work: are the targets' tools here?"""
-    if not any(s.kind == "target" for s in stages):
-        return
-    missing = missing_tools(recipe)
-    if missing:
-        tool = missing[0]
-        more = f" (and {len(missing) - 1} more: see `edgec doctor`)" if len(missing) > 1 else ""
+def _check_tools(plan: Plan) -> None:
+    """Before minutes of work: are the tools here that the plan needs?"""
+    if plan.missing:
+        tool = plan.missing[0]
+        more = f" (and {len(plan.missing) - 1} more: see `edgec doctor`)" if len(plan.missing) > 1 else ""
         raise ToolMissing(
             f"{tool.name} is not on this machine, and {tool.needed_for or 'a target of the recipe'} needs it{more}",
             hint=f"install it with: {tool.install}; or leave the target out with --target",

@@ -173,8 +173,8 @@ def local_digest(folder: Path, reference: str) -> str:
     return ""
 
 
-def make_plan(recipe: Recipe, store: Store, *, until: str | None = None) -> Plan:
-    """Look up every stage in the store, and estimate what the rest will cost."""
+def make_plan(recipe: Recipe, store: Store, *, until: str | None = None, force: bool = False) -> Plan:
+    """Look up every stage in the store (none with `force`), and estimate what the rest will cost."""
     from edgec.estimate import Estimate
 
     data = data_digest(recipe, store)
@@ -186,7 +186,7 @@ def make_plan(recipe: Recipe, store: Store, *, until: str | None = None) -> Plan
         if all(need in digests for need in stage.needs.values()):
             inputs = {role: digests[need] for role, need in stage.needs.items()}
             key = stage_key(stage, recipe, inputs, data)
-            entry = store.find(key)
+            entry = None if force else store.find(key)
         if entry is not None:
             result = entry.result
             digests[stage.id] = result["digest"]
@@ -195,13 +195,15 @@ def make_plan(recipe: Recipe, store: Store, *, until: str | None = None) -> Plan
         else:
             size, memory = estimate.guess(stage)
             planned.append(Planned(stage, key, None, size, memory))
-    return Plan(recipe, tuple(planned), tuple(missing_tools(recipe)))
+    return Plan(recipe, tuple(planned), tuple(_missing_tools(planned)))
 
 
-def missing_tools(recipe: Recipe) -> list[Tool]:
-    """Required tools of the recipe's targets that aren't here."""
-    found = []
-    for use in recipe.targets:
-        tools = registry.get_target(use.name).tools()
-        found += [t for t in tools if t.required and t.version is None]
-    return found
+def _missing_tools(planned: list[Planned]) -> list[Tool]:
+    """Required tools that aren't here, of the targets that must run. Asking can take seconds: TVM has to be loaded."""
+    return [
+        tool
+        for p in planned
+        if p.stage.kind == "target" and not p.cached
+        for tool in registry.get_target(p.stage.name).tools()
+        if tool.required and tool.version is None
+    ]
