@@ -45,8 +45,7 @@ def capture(module: torch.nn.Module, example: tuple[torch.Tensor, ...], signatur
 
     register_quantized_ops()
     try:
-        with torch.no_grad():
-            return torch.export.export(module, example, dynamic_shapes=dynamic_shapes(signature), strict=False)
+        return torch.export.export(module, example, dynamic_shapes=dynamic_shapes(signature), strict=False)
     except Exception as error:  # torch.export raises whatever the user's forward raises
         raise blame_capture(signature.name, error) from error
 
@@ -63,8 +62,7 @@ def capture_batch(module: torch.nn.Module, example: tuple[torch.Tensor, ...], si
         # Two samples: torch.export takes a size of one for a constant.
         pair = tuple(torch.cat([t, t]) for t in example)
         try:
-            with torch.no_grad():
-                return torch.export.export(module, pair, dynamic_shapes=tuple({0: Dim.AUTO} for _ in example))
+            return torch.export.export(module, pair, dynamic_shapes=tuple({0: Dim.AUTO} for _ in example))
         except Exception:  # noqa: BLE001 -- whatever the forward raises at another size; `capture` reports at its own
             return capture(module, example, signature)
     return capture(module, example, signature)

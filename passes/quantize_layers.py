@@ -51,43 +51,61 @@ def is_dequantize(node: Node) -> bool:
     return node.op == "call_function" and "quantized_decomposed.dequantize_per" in str(node.target)
 
 
+def is_observer(node: Node) -> bool:
+    """A range observer, or a fake quantiser, of a graph that is prepared and not yet converted."""
+    return node.op == "call_module" and str(node.target).startswith("activation_post_process")
+
+
+def _edge(node: Node) -> Node | None:
+    """The edge that `node` reads a tensor from: its quantize node, or its observer."""
+    if is_observer(node):
+        return node
+    return node.all_input_nodes[0] if is_dequantize(node) else None
+
+
 def layers_of(module: GraphModule) -> list[Layer]:
-    """The layers of a converted graph (`convert_pt2e` without folding), in the order they run."""
+    """The layers of a prepared or a converted (not folded) graph, in the order they run."""
     layers: dict[str, Layer] = {}
     by_node: dict[Node, Layer] = {}
     for node in module.graph.nodes:
         if node.op != "call_function" or is_quantize(node) or is_dequantize(node):
             continue
-        inputs = [n for n in node.all_input_nodes if is_dequantize(n)]
-        if inputs:
-            layer = _describe(node, layers)
+        edges = [e for e in map(_edge, node.all_input_nodes) if e is not None]
+        if edges:
+            weights = {e.name: w for e in edges if (w := _weight(e)) is not None}
+            layer = _describe(node, next(iter(weights.values()), None), layers)
             layers[layer.name] = by_node[node] = layer
-            for dequantize in inputs:
-                edge = dequantize.all_input_nodes[0]
-                layer.edges.add(edge.name)
-                if edge.all_input_nodes[0].op == "get_attr" and len(edge.all_input_nodes[0].meta["val"].shape) > 1:
-                    layer.weight = edge.name
+            layer.edges |= {e.name for e in edges}
+            layer.weight = next(iter(weights), None)
     for node in module.graph.nodes:
-        if is_quantize(node) and (producer := _producer(node.all_input_nodes[0], by_node)) is not None:
+        if (is_quantize(node) or is_observer(node)) and (producer := _producer(node.all_input_nodes[0], by_node)):
             producer.edges.add(node.name)
     return list(layers.values())
 
 
+def _weight(edge: Node) -> Node | None:
+    """The weight that an edge quantises, if it does: a constant, or (in QAT) one multiplied by BatchNorm's factor."""
+    source = edge.all_input_nodes[0]
+    if source.op == "call_function" and "aten.mul" in str(source.target):
+        source = source.all_input_nodes[0]
+    if source.op != "get_attr" or len(source.meta["val"].shape) < 2:
+        return None
+    return source
+
+
+_TRANSPARENT = ("getitem", "batch_norm", "aten.div")
+
+
 def _producer(node: Node, by_node: dict[Node, Layer]) -> Layer | None:
-    """The layer that computes `node`, looking through a clamp that is fused to it and BatchNorm's getitem."""
-    while node not in by_node and (is_activation(node) or "getitem" in str(node.target)):
+    """The layer that computes `node`, looking through what is fused to it: a clamp, and in QAT its BatchNorm."""
+    while node not in by_node and (is_activation(node) or any(t in str(node.target) for t in _TRANSPARENT)):
         node = node.all_input_nodes[0]
     return by_node.get(node)
 
 
-def _describe(node: Node, known: dict[str, Layer]) -> Layer:
+def _describe(node: Node, weight: Node | None, known: dict[str, Layer]) -> Layer:
     op = str(node.target).removeprefix("aten.").split(".")[0]
-    weights = [
-        n.all_input_nodes[0].all_input_nodes[0]
-        for n in node.all_input_nodes
-        if is_dequantize(n) and n.all_input_nodes[0].all_input_nodes[0].op == "get_attr"
-    ]
-    owner = str(weights[0].target).rpartition(".")[0] if weights else ""
+    owner = str(weight.target).rpartition(".")[0] if weight is not None else ""
     name = owner or ".".join(filter(None, (module_name(node), op)))
     unique, count = name, 1
     while unique in known:

@@ -11,6 +11,7 @@ neighbouring bins become one, so counts stay exact), and forgets the values. Fro
 
 from __future__ import annotations
 
+import math
 from functools import cache
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -37,6 +38,7 @@ def range_observer() -> type[torch.nn.Module]:
 
         Attributes:
             least, greatest: the extreme values seen; infinite while nothing has been seen.
+            finite: false once NaN or infinity has been seen.
             counts: the histogram, `BINS` bins over [low, low + width).
         """
 
@@ -45,6 +47,7 @@ def range_observer() -> type[torch.nn.Module]:
             self.calibrator = calibrator
             self.percentile = percentile
             self.least, self.greatest = float("inf"), float("-inf")
+            self.finite = True
             self.low, self.width = 0.0, 0.0
             self.counts = torch.zeros(BINS, dtype=torch.float64)
 
@@ -52,6 +55,9 @@ def range_observer() -> type[torch.nn.Module]:
             values = x.detach()
             if values.numel():
                 least, greatest = (float(v) for v in torch.aminmax(values))
+                if not (math.isfinite(least) and math.isfinite(greatest)):
+                    self.finite = False
+                    return x
                 self.least, self.greatest = min(self.least, least), max(self.greatest, greatest)
                 if self.calibrator != "min-max":
                     self._count(values.float(), least, greatest)

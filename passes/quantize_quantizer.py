@@ -2,8 +2,8 @@
 
 litert-torch's `PT2EQuantizer` gives the one set of parameters that PyTorch, ONNX, TFLite and TVM all compute alike. Two
 things are added to it: ranges come from our streaming observers, and a ReLU6 (or any clamp) after a convolution is
-quantised *with* it. Left alone, the convolution's output before the clamp gets a range of its own, which the clamp's output
-shares: a range of −20…30 for values of 0…6 costs two of the eight bits.
+quantised *with* it. Left alone, the convolution's output before the clamp gets a range of its own, which the clamp's
+output shares: a range of −20…30 for values of 0…6 costs three of the eight bits.
 """
 
 from __future__ import annotations
@@ -96,13 +96,35 @@ def _fusing_quantizer(base: type[Any]) -> type[Any]:
     class FusingQuantizer(base):  # type: ignore[misc]
         """The base's annotations, then `fuse_activations`, then the sharing of parameters along reshapes."""
 
+        STATIC_QAT_ONLY_OPS: tuple[str, ...] = ()  # convolution with BatchNorm: `annotate_batchnorm` does it
+
         def annotate(self, model: torch.fx.GraphModule) -> torch.fx.GraphModule:
+            if self.global_config.is_qat:
+                annotate_batchnorm(model, self.global_config)
             self._annotate_for_static_quantization_config(model)
             fuse_activations(model)
             propagate_annotation(model)
             return model
 
     return FusingQuantizer
+
+
+def annotate_batchnorm(model: torch.fx.GraphModule, config: Any) -> None:
+    """Convolution → BatchNorm as one operator: only the BatchNorm's output is quantised (QAT; PTQ folds it before)."""
+    from torchao.quantization.pt2e.quantizer import QuantizationAnnotation
+
+    for norm in model.graph.nodes:
+        if norm.op != "call_function" or "batch_norm" not in str(norm.target):
+            continue
+        conv = norm.args[0]
+        if "aten.conv" not in str(conv.target) or len(conv.users) > 1:
+            continue
+        conv.meta["quantization_annotation"] = QuantizationAnnotation(
+            input_qspec_map={conv.args[0]: config.input_activation, conv.args[1]: config.weight}, _annotated=True
+        )
+        norm.meta["quantization_annotation"] = QuantizationAnnotation(
+            output_qspec=config.output_activation, _annotated=True
+        )
 
 
 def fuse_activations(model: torch.fx.GraphModule) -> None:

@@ -10,6 +10,7 @@ from edgec.errors import ConversionError, Reason, SourceError
 from edgec.model import LayerScheme, Quantization
 
 from . import quantize_constants as constants
+from .export_blame import source_line
 from .export_graph import capture_batch, settle
 from .quantize_layers import Layer, edges_left_out, is_quantize, layers_of, output_steps, remove_edges
 from .quantize_observers import Calibrator
@@ -33,12 +34,14 @@ class Calibrated:
         layers: its layers.
         float_layers: layers that must stay float whatever the recipe says, with the reason.
         other_ops: operators of the graph that are not quantised at all.
+        clipped: whether extreme constants were clipped.
     """
 
     module: GraphModule
     layers: list[Layer]
     float_layers: dict[str, str]
     other_ops: frozenset[str]
+    clipped: bool
 
     def without(self, excluded: dict[str, str]) -> GraphModule:
         """A copy in which the excluded layers compute in float."""
@@ -98,7 +101,7 @@ def calibrate(
 
     signature = single_signature(task, module)
     graph = capture_batch(task.bind(module, signature), task.example(signature), signature).module(check_guards=False)
-    handle_constants(graph, context, extreme)
+    found = handle_constants(graph, context, extreme)
     prepared = prepare_pt2e(graph, quantizer(calibrator=calibrator, percentile=percentile, qat=False))
     count, started = 0, time.monotonic()
     with torch.no_grad():
@@ -112,22 +115,21 @@ def calibrate(
         )
     context.note(f"calibrated ({calibrator}) on {count} batches")
     extremes = check_ranges(prepared)
-    module = convert_pt2e(prepared, fold_quantize=False)
-    return describe(module, extremes, context)
-
-
-def describe(module: Any, extremes: set[str], context: Context) -> Calibrated:
-    """Layers of a converted graph; those with an edge that comes from a tensor in `extremes` stay float."""
-    layers = layers_of(module)
-    carrying = {n.name for n in module.graph.nodes if is_quantize(n) and n.all_input_nodes[0].name in extremes}
-    float_layers = {x.name: "carries an extreme constant" for x in layers if x.edges & carrying}
+    converted = convert_pt2e(prepared, fold_quantize=False)
+    carrying = {n.name for n in converted.graph.nodes if is_quantize(n) and n.all_input_nodes[0].name in extremes}
+    float_layers = {x.name: "carries an extreme constant" for x in layers_of(converted) if x.edges & carrying}
     for name in float_layers:
         context.warn(f"`{name}` is left in float: it carries values beyond ±{constants.LIMIT:g}")
+    return describe(converted, float_layers, clipped=bool(found))
+
+
+def describe(module: GraphModule, float_layers: dict[str, str], *, clipped: bool) -> Calibrated:
+    """What `Calibrated` says about a converted graph."""
     ops = {str(n.target).removeprefix("aten.").split(".")[0] for n in module.graph.nodes if n.op == "call_function"}
-    return Calibrated(module, layers, float_layers, frozenset(ops))
+    return Calibrated(module, layers_of(module), float_layers, frozenset(ops), clipped)
 
 
-def handle_constants(graph: Any, context: Context, extreme: str) -> None:
+def handle_constants(graph: GraphModule, context: Context, extreme: str) -> list[constants.ExtremeConstant]:
     """Find extreme constants, and clip or refuse them."""
     found = constants.find_extreme(graph)
     if found and extreme == "refuse":
@@ -136,6 +138,7 @@ def handle_constants(graph: Any, context: Context, extreme: str) -> None:
         context.warn(f"constant {c.value:g} at {c.where or c.name} was clipped to ±{constants.LIMIT:g}")
     if found:
         constants.clip_extreme(graph)
+    return found
 
 
 def check_ranges(prepared: Any) -> set[str]:
@@ -151,9 +154,9 @@ def check_ranges(prepared: Any) -> set[str]:
         if observer is None or not hasattr(observer, "greatest"):
             continue
         source = node.all_input_nodes[0]
-        if observer.least != observer.least or observer.greatest != observer.greatest:
+        if not observer.finite:
             raise ConversionError(
-                f"quantize: `{source.name}` is NaN on calibration data",
+                f"quantize: `{source.name}` ({source_line(source)}) is NaN or infinite on calibration data",
                 hint="look for a division by zero in the model, or for NaN in the data",
                 reason=Reason.NOT_FINITE,
             )

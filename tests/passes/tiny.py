@@ -126,7 +126,8 @@ class TinyTask(Task):
             generator = torch.Generator().manual_seed(epoch * 1000 + i)
             images = torch.randn((self.batch, 3, 16, 16), generator=generator)
             with torch.no_grad():
-                yield images, teacher(images)
+                labels = teacher(images)
+            yield images, labels
 
     def loss(self, outputs: Any, labels: Any) -> torch.Tensor:
         return nn.functional.mse_loss(outputs, labels)
