@@ -104,6 +104,7 @@ def convert(program: Program, options: TfliteOptions, context: Context) -> Artif
     write(model, path)
 
     counts, by_name = count_ops(model, program.quantization)
+    counts["custom_ops"] = len(custom)  # kinds; Flex operations are custom ones, too
     details = {"kernels": options.kernels, "channels_last": options.channels_last, "report_ops": by_name}
     if custom:
         details["report_custom_ops"] = custom

@@ -56,7 +56,8 @@ def target(size: int, top1: float, **more: object) -> TargetRecord:
         "float_latency_ms": Latency(p50=0.42, p95=0.5),
         "metric": top1,
         "metrics": {"top1": top1},
-        "counts": {"ops": 40, "layout_ops": 2, "float_ops": 0, "undelegated_ops": 1, "flex_ops": 0, "custom_ops": 0},
+        "counts": {"ops": 40, "layout_ops": 2, "float_ops": 0, "undelegated_ops": 1, "custom_ops": 0},
+        "details": {"report_ops": {"CONV_2D": 12, "ADD": 3}, "report_gpu": {}},
         "files": [FileRecord(name="model.bin", role="model", bytes=size, sha256="ab" * 32)],
     }
     return TargetRecord.model_validate(fields | more)

@@ -145,7 +145,7 @@ def test_no_flex_counts_custom_operations_too() -> None:
     document = sample()
     document.targets["tflite"].counts["custom_ops"] = 1
     assert {v.name: v.verdict for v in judge(Gates(no_flex=True), document)}["no_flex.tflite"] == "fail"
-    del document.targets["tflite"].counts["flex_ops"]
+    del document.targets["tflite"].counts["custom_ops"]
     assert {v.name: v.verdict for v in judge(Gates(no_flex=True), document)}["no_flex.tflite"] == "unproven"
 
 

@@ -55,6 +55,7 @@ def render_html(document: BuildDocument) -> str:
         ratio=_ratio,
         ms=_milliseconds,
         speedup=_speedup,
+        details=_details,
         limit=format_limit,
         pill=lambda text, style: Markup('<span class="pill {}">{}</span>').format(style, text),
     )
@@ -76,6 +77,24 @@ def _speedup(target: TargetRecord) -> str:
     if target.latency_ms is None or target.float_latency_ms is None:
         return "–"
     return f"{target.float_latency_ms.p50 / target.latency_ms.p50:.2f}×"
+
+
+def _details(target: TargetRecord) -> list[tuple[str, str]]:
+    """`(label, text)` of what a target wants in its report: the entries of its details that begin with "report_"."""
+    rows = []
+    for key, value in target.details.items():
+        if isinstance(value, dict):
+            text = ", ".join(f"{name} {_plain(n)}" for name, n in value.items())
+        elif isinstance(value, list):
+            text = ", ".join(_plain(v) for v in value)
+        else:
+            text = _plain(value)
+        rows.append((key.removeprefix("report_").replace("_", " "), text or "none"))
+    return rows
+
+
+def _plain(value: object) -> str:
+    return format_number(value) if isinstance(value, int | float) and not isinstance(value, bool) else str(value)
 
 
 def _tiles(document: BuildDocument) -> list[Tile]:

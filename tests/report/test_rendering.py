@@ -99,7 +99,14 @@ def test_html_is_whole_and_self_contained() -> None:
     assert page.open == [] and page.outside == [] and "script" not in page.seen
     assert "url(" not in text and "@import" not in text
     assert page.seen.count("svg") == 4 and "prefers-color-scheme: dark" in text
-    for part in ("fashion-mnist", "failed · exit code 3", "max_layout_ops.tflite", "pruned groups", "torch 2.13.0"):
+    for part in (
+        "fashion-mnist",
+        "failed · exit code 3",
+        "max_layout_ops.tflite",
+        "pruned groups",
+        "torch 2.13.0",
+        "CONV_2D 12, ADD 3",
+    ):
         assert part in text
 
 
