@@ -19,6 +19,7 @@ from edgec.model import Artifact, Program, Runner, artifact_file
 from edgec.registry import Options, Tool, register_target
 
 from .tvm_build import AARCH64, HOST, Machine, linker, machine
+from .tvm_prove import prove_aarch64
 
 if TYPE_CHECKING:
     from .tvm_import import Imported
@@ -173,6 +174,10 @@ def convert(program: Program, options: TvmOptions, context: Context) -> Artifact
             "report_libraries": libraries,
         },
     )
+    artifact.save()
+    for library in libraries:
+        if library["triple"] == AARCH64:
+            prove_aarch64(artifact, library, program, options, context)
     artifact.save()
     return artifact
 
