@@ -85,6 +85,7 @@ class TaskEntry:
 
 
 PASSES = {
+    "train": "edgec.passes.train",
     "distill": "edgec.passes.distill",
     "prune": "edgec.passes.prune",
     "quantize": "edgec.passes.quantize",

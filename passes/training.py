@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from torch import nn
 
     from edgec.context import Context
+    from edgec.model import Model
     from edgec.tasks.base import Task
 
 Loss = Callable[[Any, Any, Any], "torch.Tensor"]
@@ -155,6 +156,14 @@ def train(
         to_eval(module)
         _share_buffers(module, world)
     return History(tuple(losses), total, start)
+
+
+def require_float(model: Model, what: str) -> None:
+    """Raises ConversionError for a quantised model, whose weights can't learn any more."""
+    if model.quantization is not None:
+        raise ConversionError(
+            f"{what}: the model is already quantised", hint=f"put `{what}` before `quantize` in the recipe"
+        )
 
 
 def forward(module: nn.Module, inputs: Any) -> Any:
