@@ -77,13 +77,16 @@ def check_int8(model: Any, quantization: Quantization) -> None:
     Raises:
         ConversionError: a layer that should be INT8 came out in float, which converters do without a word.
     """
-    wanted = sum(layer.dtype == "int8" for layer in quantization.layers)
+    # Layers without a weight (an addition whose inputs are quantised) have no axis.
+    wanted = sum(layer.dtype == "int8" and layer.axis is not None for layer in quantization.layers)
     allowed = sum(layer.dtype != "int8" for layer in quantization.layers)
     for name, graph in signature_graphs(model).items():
         weights = list(weighted_ops(model, graph))
         floats = [(op, kind) for op, kind, weight in weights if dtype(weight).startswith("float")]
         if len(weights) - len(floats) < max(wanted, 1) and len(floats) > allowed:
-            where = "; ".join(f"{kind} {tensor_name(graph.tensors[int(op.outputs[0])])[-80:]}" for op, kind in floats[:3])
+            where = "; ".join(
+                f"{kind} {tensor_name(graph.tensors[int(op.outputs[0])])[-80:]}" for op, kind in floats[:3]
+            )
             raise ConversionError(
                 f"tflite: signature `{name}` should have {wanted} INT8 layers and at most {allowed} in float, "
                 f"but {len(floats)} of {len(weights)} came out in float: {where}",
