@@ -47,7 +47,7 @@ def _inspect(path: Path, model: Any) -> Inspection:
     if model.SubgraphsLength() == 0:
         raise ValueError("no subgraph")
     tally = Tally()
-    codes = [_code(model.OperatorCodes(i)) for i in range(model.OperatorCodesLength())]
+    codes = [operator_name(model.OperatorCodes(i)) for i in range(model.OperatorCodesLength())]
     size = size_of(path)
     stored = [_stored(model.Buffers(i), size) for i in range(model.BuffersLength())]
     seen: set[int] = set()
@@ -80,7 +80,7 @@ def _names(cls: Any) -> dict[int, str]:
     return {v: k for k, v in vars(cls).items() if isinstance(v, int) and not k.startswith("_")}
 
 
-def _code(code: Any) -> str:
+def operator_name(code: Any) -> str:
     from ai_edge_litert import schema_py_generated as schema
 
     # Codes over 127 are in the newer field only; files from before it have the older one only.
