@@ -8,7 +8,6 @@ anew at each step, so a run that was killed and resumed ends with the very weigh
 from __future__ import annotations
 
 import hashlib
-import json
 import math
 import os
 import time
@@ -20,8 +19,6 @@ from typing import TYPE_CHECKING, Any, Literal
 from edgec.errors import ConversionError, Reason, SourceError
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     import torch
     from torch import nn
 
@@ -99,6 +96,8 @@ def train(
     """
     import torch
 
+    from .training_checkpoint import Checkpoint, fingerprint
+
     torch.set_num_threads(max(1, context.threads))
     to_train = train_mode or (lambda m: m.train())
     to_eval = eval_mode or (lambda m: m.eval())
@@ -106,16 +105,17 @@ def train(
         per_epoch = task.training_batches(world=world.size)
         if per_epoch < 1:
             raise SourceError("the training data of the task is empty", reason=Reason.EMPTY_DATA)
+        images = _channels_last(module)
         objective = _make_objective(
             module, extra, loss or (lambda _, outputs, labels: task.loss(outputs, labels)), precision
         )
         step_module = _distributed(objective, world)
         update = _make_optimizer(objective, optimizer, lr, weight_decay)
-        fingerprint = _fingerprint(
+        digest = fingerprint(
             objective, [name, epochs, lr, optimizer, weight_decay, schedule, warmup, clip, precision, per_epoch],
             [context.seed, world.size],
         )  # fmt: skip
-        checkpoint = _Checkpoint(context.work / f"{name}.training.pt", fingerprint, world)
+        checkpoint = Checkpoint(context.work / f"{name}.training.pt", digest, world.rank)
         start, losses = checkpoint.load(objective, update)
         _agree_on(start, world)
         total = epochs * per_epoch
@@ -155,7 +155,19 @@ def train(
                 clock.tick(step, epoch, epochs, losses[-1])
         to_eval(module)
         _share_buffers(module, world)
+        if images:
+            module.to(memory_format=torch.contiguous_format)  # type: ignore[call-overload]
     return History(tuple(losses), total, start)
+
+
+def _channels_last(module: nn.Module) -> bool:
+    """Put a convolutional module into channels-last layout while it trains: a third to a half faster on CPUs."""
+    import torch
+
+    if isinstance(module, torch.fx.GraphModule) or not any(isinstance(m, torch.nn.Conv2d) for m in module.modules()):
+        return False
+    module.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+    return True
 
 
 def require_float(model: Model, what: str) -> None:
@@ -286,12 +298,6 @@ def _mix(*numbers: int) -> int:
     return int.from_bytes(hashlib.sha256(repr(numbers).encode()).digest()[:8], "little") >> 1
 
 
-def _fingerprint(objective: nn.Module, options: list[Any], world: list[int]) -> str:
-    """What a checkpoint must agree on to be resumed: options and every tensor's name and shape."""
-    shapes = {k: list(v.shape) for k, v in objective.state_dict().items()}
-    return hashlib.sha256(json.dumps([options, world, shapes], sort_keys=True).encode()).hexdigest()
-
-
 @contextmanager
 def _deterministic() -> Iterator[None]:
     """Ask torch for deterministic kernels, and put its setting back."""
@@ -327,48 +333,6 @@ def _process_group(context: Context, name: str) -> Iterator[World]:
         distributed.barrier()  # a rank that leaves first would take its end of the others' last messages with it
     finally:
         distributed.destroy_process_group()
-
-
-@dataclass(frozen=True)
-class _Checkpoint:
-    """Where training stands, in one file that is either whole or the one before (written aside, then renamed)."""
-
-    path: Path
-    fingerprint: str
-    world: World
-
-    def save(self, objective: nn.Module, optimizer: torch.optim.Optimizer, step: int, losses: list[float]) -> None:
-        if self.world.rank != 0:
-            return
-        import torch
-
-        data = {
-            "fingerprint": self.fingerprint,
-            "step": step,
-            "losses": list(losses),
-            "objective": objective.state_dict(),
-            "optimizer": optimizer.state_dict(),
-        }
-        self.path.parent.mkdir(parents=True, exist_ok=True)
-        aside = self.path.with_suffix(".tmp")
-        with aside.open("wb") as file:
-            torch.save(data, file)
-            file.flush()
-            os.fsync(file.fileno())
-        aside.replace(self.path)
-
-    def load(self, objective: nn.Module, optimizer: torch.optim.Optimizer) -> tuple[int, list[float]]:
-        """The step to go on at, and the losses so far; `(0, [])` without a checkpoint of this very run."""
-        import torch
-
-        if not self.path.exists():
-            return 0, []
-        data = torch.load(self.path, weights_only=True)
-        if data["fingerprint"] != self.fingerprint:
-            return 0, []  # the recipe changed since: those weights belong to another run
-        objective.load_state_dict(data["objective"])
-        optimizer.load_state_dict(data["optimizer"])
-        return int(data["step"]), [float(v) for v in data["losses"]]
 
 
 class _Clock:
