@@ -177,10 +177,22 @@ class Program:
         return self.path / f"{signature}.onnx"
 
     def exported(self, signature: str, *, folded: bool = False) -> ExportedProgram:
-        """Load one ExportedProgram; `folded` turns `weight → quantize` into INT8 constants."""
+        """Load one ExportedProgram; `folded` turns `weight → quantize` into INT8 constants.
+
+        Raises:
+            ConversionError: this program was imported from an ONNX file, and has none.
+        """
+        from edgec.errors import ConversionError, Reason
         from edgec.passes.export import load_exported
 
-        program: ExportedProgram = load_exported(self.path / f"{signature}.pt2", folded=folded)
+        path = self.path / f"{signature}.pt2"
+        if not path.is_file() and self.onnx_path(signature).is_file():
+            raise ConversionError(
+                "this target converts from PyTorch, and the model is an ONNX file",
+                hint="build it for onnxruntime and tvm, or start from the PyTorch checkpoint",
+                reason=Reason.UNSUPPORTED_SCHEME,
+            )
+        program: ExportedProgram = load_exported(path, folded=folded)
         return program
 
     def recording(self) -> Recording:

@@ -97,12 +97,24 @@ def _source(request: Request, context: Context) -> dict[str, Any]:
 
 def _import(request: Request, context: Context) -> dict[str, Any]:
     """An ONNX file becomes a Program as it is: there is no torch module for passes to work on."""
+    from edgec.golden import OnnxRunner, carrying
     from edgec.sources.onnx_program import import_program
     from edgec.sources.section import ModelSection
 
     section = ModelSection.model_validate(request.options)
-    program = import_program(section, make_task(request, None), context)
-    return {"bytes": program_bytes(program), "parameters": program.parameters, "metrics": {}}
+    task = make_task(request, None)
+    program = import_program(section, task, context)
+    context.progress(0, 0, "evaluating")
+    paths = {s.name: program.onnx_path(s.name) for s in program.signatures}
+    runner = carrying(OnnxRunner(paths, threads=request.threads), program.signatures)
+    reference = _load_reference(program.path) or None
+    sizes = {request.measure["target_samples"], request.measure["evaluated_samples"]} - {0, request.measure["samples"]}
+    return {
+        "bytes": program_bytes(program),
+        "parameters": program.parameters,
+        "metrics": dict(task.evaluate(runner, reference, limit=request.measure["samples"])),
+        "subset_metrics": {str(n): dict(task.evaluate(runner, reference, limit=n)) for n in sorted(sizes)},
+    }
 
 
 def _pass(request: Request, context: Context) -> dict[str, Any]:
