@@ -116,6 +116,7 @@ def build(
     failure = run.all([p.stage for p in plan.stages])
     if rank() > 0:
         return Outcome(document, failure)
+    document.seconds = time.monotonic() - start  # what is idle of it is a waste; the reports' own time comes on top
     complete(document)
     outcome = Outcome(document, failure, {s: e.result["digest"] for s, e in run.entries.items()})
     if failure is None and until is None:
