@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import shutil
+import time
+from collections.abc import Mapping
 from typing import Literal
 
+import numpy as np
 from pydantic import Field
 
 from edgec.context import Context
@@ -16,15 +19,26 @@ from edgec.registry import Options, Tool, register_target
 class CopyOptions(Options):
     """What to spoil."""
 
-    spoil: Literal["", "nothing-written", "proof", "weights", "random"] = Field("", description="what goes wrong")
+    spoil: Literal["", "nothing-written", "proof", "weights", "random", "slow", "large", "layout"] = Field(
+        "", description="what goes wrong; the last three with quantised programs only, not with their float twins"
+    )
 
 
 def tools() -> list[Tool]:
     return [Tool("cp", "1", "apt-get install coreutils")]
 
 
+class SlowRunner(OnnxRunner):
+    """Takes 20 ms more than it should."""
+
+    def run(self, signature: str, inputs: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+        time.sleep(0.02)
+        return super().run(signature, inputs)
+
+
 def _open(artifact: Artifact) -> OnnxRunner:
-    return OnnxRunner({s.name: artifact.path / f"{s.name}.onnx" for s in artifact.signatures}, threads=1)
+    kind = SlowRunner if artifact.details.get("slow") else OnnxRunner
+    return kind({s.name: artifact.path / f"{s.name}.onnx" for s in artifact.signatures}, threads=1)
 
 
 @register_target("copy", tools=tools, open=_open)
@@ -44,8 +58,14 @@ def convert(program: Program, options: CopyOptions, context: Context) -> Artifac
         import uuid
 
         (context.out / "manifest.txt").write_text(uuid.uuid4().hex)
+    spoilt = options.spoil if program.quantization is not None else ""
+    if spoilt == "large":
+        (context.out / "padding.bin").write_bytes(bytes(3_000_000))
+        files.append(artifact_file(context.out, "padding.bin", "model"))
     proof = "none" if options.spoil == "proof" else "executed"
-    artifact = Artifact("copy", context.out, tuple(files), program.signatures, {"ops": 1, "layout_ops": 0}, {}, proof)
+    counts = {"ops": 10, "layout_ops": 4 if spoilt == "layout" else 0}
+    details = {"slow": spoilt == "slow"}
+    artifact = Artifact("copy", context.out, tuple(files), program.signatures, counts, details, proof)
     artifact.save()
     return artifact
 

@@ -18,7 +18,9 @@ from edgec.registry import Options, register_pass
 class MisbehaveOptions(Options):
     """Which way."""
 
-    how: Literal["raise", "kill", "exit", "hang", "disk-full", "memory"] = Field("raise", description="the way to fail")
+    how: Literal["raise", "kill", "exit", "hang", "disk-full", "memory", "forget"] = Field(
+        "raise", description="the way to fail; forget: every weight is drawn anew, and all looks well"
+    )
 
 
 @register_pass("misbehave")
@@ -35,4 +37,11 @@ def misbehave(model: Model, options: MisbehaveOptions, context: Context) -> Mode
         raise OSError(28, "No space left on device", str(context.work / "checkpoint"))
     if options.how == "memory":
         raise MemoryError
+    if options.how == "forget":
+        import torch
+
+        generator = torch.Generator().manual_seed(1)
+        for parameter in model.module.parameters():
+            parameter.data.copy_(torch.randn(parameter.shape, generator=generator))
+        return model
     raise ValueError("the converter choked on node_17")
