@@ -11,11 +11,13 @@ import importlib
 import inspect
 import json
 import sys
+import typing
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 from pydantic import BaseModel
+from pydantic_core import to_jsonable_python
 
 from edgec import registry
 from edgec.errors import ExitCode, Reason
@@ -101,7 +103,9 @@ def targets_page() -> str:
         entry = registry.get_target(name)
         parts += [f"## {name}", _prose(entry.module), _yaml(["targets:", f"  {name}:"], entry.options, 4)]
         parts += options_tables(entry.options)
-        tools = [(f"`{t.name}`", t.needed_for or f"`{name}`", "" if t.required else "in part") for t in entry.tools()]
+        tools = [
+            (f"`{t.name}`", t.needed_for or f"`{name}`", "yes" if t.required else "for a part") for t in entry.tools()
+        ]
         parts += ["Tools, which `edgec doctor` looks for:", _table(("tool", "needed for", "required"), tools)]
     return _join(parts)
 
@@ -142,32 +146,54 @@ def exit_codes_page() -> str:
 def options_tables(cls: type[BaseModel]) -> list[str]:
     """A table of a class's options, and one for each class inside it."""
     schema = cls.model_json_schema(by_alias=True)
-    parts = [_options_table(schema, schema)]
+    classes = _classes(cls)
+    parts = [_options_table(cls, schema, schema)]
     for name, part in schema.get("$defs", {}).items():
         if part.get("properties"):
             text = " ".join(part.get("description", "").split())
-            parts += [f"### {name}", *([text] if text else []), _options_table(schema, part)]
+            parts += [f"### {name}", *([text] if text else []), _options_table(classes[name], schema, part)]
     return parts
 
 
-def _options_table(schema: dict[str, Any], part: dict[str, Any]) -> str:
+def _classes(cls: type[BaseModel]) -> dict[str, type[BaseModel]]:
+    """Every model class that a model class's fields lead to, by name."""
+    found: dict[str, type[BaseModel]] = {}
+    todo: list[Any] = [field.annotation for field in cls.model_fields.values()]
+    while todo:
+        kind = todo.pop()
+        todo += typing.get_args(kind)
+        if isinstance(kind, type) and issubclass(kind, BaseModel) and kind.__name__ not in found:
+            found[kind.__name__] = kind
+            todo += [field.annotation for field in kind.model_fields.values()]
+    return found
+
+
+def _options_table(cls: type[BaseModel], schema: dict[str, Any], part: dict[str, Any]) -> str:
     if not part.get("properties"):
         return "No options."
-    needed = part.get("required", [])
+    defaults = _defaults(cls)
     rows = []
     for name, field in part["properties"].items():
-        default = "needed" if name in needed else _default(schema, field)
+        default = "–" if name in defaults and _nothing(defaults[name]) else f"`{_yaml_value(defaults.get(name))}`"
+        default = default if name in defaults else "needed"
         rows.append((f"`{name}`", describe_type(schema, field), default, _inline(field.get("description", ""))))
     return _table(("option", "type", "default", "meaning"), rows)
 
 
-def _default(schema: dict[str, Any], field: dict[str, Any]) -> str:
-    value = field.get("default")
-    if value is None or value in ({}, []):
-        return "–"
-    if isinstance(value, dict):  # only what differs from the inner class's own defaults would be of interest
-        value = {k: v for k, v in value.items() if v not in (None, {}, [])}
-    return f"`{_yaml_value(value)}`"
+def _defaults(cls: type[BaseModel]) -> dict[str, Any]:
+    """Each optional field's default as JSON, by the name that recipes use; of an inner class only what is set."""
+    found = {}
+    for name, field in cls.model_fields.items():
+        if not field.is_required():
+            value = to_jsonable_python(field.get_default(call_default_factory=True))
+            if isinstance(value, dict):
+                value = {k: v for k, v in value.items() if not _nothing(v)}
+            found[field.alias or name] = value
+    return found
+
+
+def _nothing(value: Any) -> bool:
+    return value is None or value in ({}, [])
 
 
 def describe_type(schema: dict[str, Any], field: dict[str, Any]) -> str:
@@ -207,21 +233,30 @@ def describe_type(schema: dict[str, Any], field: dict[str, Any]) -> str:
 def _yaml(head: list[str], options: type[BaseModel], indent: int) -> str:
     """The stage in a recipe, with its defaults; what has none stands as a comment."""
     lines = []
-    for name, field in options.model_json_schema(by_alias=True).get("properties", {}).items():
-        if field.get("default") in (None, {}, []):
-            lines.append(f"{' ' * indent}# {name}:")
+    defaults = _defaults(options)
+    for name, field in options.model_fields.items():
+        key = field.alias or name
+        if key not in defaults:
+            lines.append(f"{' ' * indent}# {key}: needed")
+        elif _nothing(defaults[key]):
+            lines.append(f"{' ' * indent}# {key}:")
         else:
-            lines.append(f"{' ' * indent}{name}: {_yaml_value(field['default'])}")
+            lines.append(f"{' ' * indent}{key}: {_yaml_value(defaults[key])}")
     bare = all(line.lstrip().startswith("#") for line in lines)
     head = [*head[:-1], f"{head[-1]} {{}}" if bare else head[-1]]
     return "```yaml\n" + "\n".join([*head, *lines]) + "\n```"
 
 
 def _yaml_value(value: Any) -> str:
+    """Flow style, with quotes only where YAML needs them."""
+    if isinstance(value, dict):
+        return "{" + ", ".join(f"{k}: {_yaml_value(v)}" for k, v in value.items()) + "}"
+    if isinstance(value, list):
+        return "[" + ", ".join(_yaml_value(v) for v in value) + "]"
     if isinstance(value, str):
         plain = value.replace("-", "").replace("_", "").isalnum() and not value.isdigit()
         return value if plain and value not in ("true", "false", "null", "yes", "no") else json.dumps(value)
-    return json.dumps(value, ensure_ascii=False)
+    return json.dumps(value)
 
 
 def _prose(module: str) -> str:

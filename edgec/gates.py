@@ -3,6 +3,17 @@
 A gate passes, fails, or is *unproven*: the number it needs was not measured. Unproven is not a pass: it fails the build
 when the recipe asked for the gate. Two gates stand without being asked for, because their absence hides disasters: a
 limit on the metric's drop and one on parity. Where these defaults find nothing to measure, they say so and go on.
+
+    gates:
+      max_bytes: {all: 6 MB, tflite: 4 MB}
+      min_compression: 3.5
+      max_drop: 1.5 %
+      min_speedup: {tflite: 1.2}
+      parity: {cosine: 0.999, targets: {tflite: {off_by_n: 1}}}
+      proven: [onnxruntime, tflite, tvm]
+      compare: ["quantize.qat_top1 >= quantize.ptq_top1"]
+
+A parity gate that fails ends the build with exit code 6, any other with 3.
 """
 
 from __future__ import annotations

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import subprocess
 import sys
 from pathlib import Path
 
+import jsonschema
 import pytest
 from docs_blocks import DOCS, Command, page_commands, page_files, write_page_files
 from ruamel.yaml import YAML
@@ -53,6 +55,18 @@ def test_every_option_is_described(page: str) -> None:
     rows = [line for line in docgen.pages()[page].splitlines() if line.startswith("| `")]
     empty = [row for row in rows if row.rstrip().endswith("|  |") and "needed for" not in row]
     assert len(rows) > 5 and empty == []
+
+
+def test_recipes_fit_the_published_schema() -> None:
+    schema = json.loads((DOCS / "recipe.schema.json").read_text())
+    recipes = sorted((DOCS.parent / "recipes").glob("*.yaml"))
+    assert len(recipes) >= 2
+    for path in recipes:
+        recipe = YAML(typ="safe").load(path.read_text())
+        jsonschema.validate(recipe, schema)
+        recipe["gates"] = {**recipe.get("gates", {}), "max_byte": 1}
+        with pytest.raises(jsonschema.ValidationError, match="max_byte"):
+            jsonschema.validate(recipe, schema)
 
 
 def test_links_lead_somewhere() -> None:
