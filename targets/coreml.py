@@ -15,10 +15,9 @@ other (executorch#21855, coremltools#2639).
 
 from __future__ import annotations
 
-import shutil
 import sys
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from pydantic import Field
 
@@ -101,10 +100,9 @@ def convert(program: Program, options: CoreMLOptions, context: Context) -> Artif
     forms = ["inputs"]
     if any(s.state for s in program.signatures) and options.kv_cache != "inputs":
         forms = ["state"] if options.kv_cache == "state" else ["inputs", "state"]
+    packages = _write(program, options, context, forms)
     files: list[ArtifactFile] = []
-    packages: dict[str, dict[str, str]] = {}
     for form in forms:
-        packages[form] = _write(program, options, context, form, MODEL if form == forms[0] else STATEFUL)
         role = "model" if form == forms[0] else "stateful-model"
         files += [artifact_file(context.out, name, role) for name in sorted(set(packages[form].values()))]
     counts = count_operations({s: context.out / p for s, p in packages[forms[0]].items()}, program.quantization)
@@ -123,11 +121,12 @@ def convert(program: Program, options: CoreMLOptions, context: Context) -> Artif
             "form": forms[0],
             "packages": packages[forms[0]],
             "stateful_packages": packages.get("state", {}),
+            "output_steps": list(program.quantization.output_steps) if program.quantization else [],
             "report_precision": options.precision,
             "report_minimum_deployment_target": options.minimum_deployment_target,
         },
         proof="executed" if sys.platform == "darwin" else "evaluated",
-        proof_command="" if sys.platform == "darwin" else "python -m edgec.prove coreml  # in the bundle, on a Mac",
+        proof_command="" if sys.platform == "darwin" else "python -m edgec.prove BUNDLE/coreml",
     )
     artifact.save()
     return artifact
@@ -150,41 +149,42 @@ def _check_options(program: Program, options: CoreMLOptions) -> None:
         )
 
 
-def _write(program: Program, options: CoreMLOptions, context: Context, form: str, name: str) -> dict[str, str]:
-    """Convert every signature in one form. Gives the package's name for each signature.
+def _write(program: Program, options: CoreMLOptions, context: Context, forms: list[str]) -> dict[str, dict[str, str]]:
+    """Convert every signature in every form. Gives, by form, the package's name for each signature.
 
     One package with a function per signature from iOS 18 on; before that a package each, because only then can a
     package hold several functions.
     """
-    from .coreml_convert import convert_signature
-    from .coreml_package import finish, join
+    from .coreml_convert import convert_signature, load_signature, small_scales
+    from .coreml_package import join, save
 
-    modern = options.minimum_deployment_target not in ("iOS16", "iOS17")
-    signatures = program.signatures
-    parts = context.work / f"coreml-{form}"
-    shutil.rmtree(parts, ignore_errors=True)
-    parts.mkdir(parents=True)
-    made: dict[str, Path] = {}
-    for i, signature in enumerate(signatures):
-        context.progress(i, len(signatures), f"coreml: converting {signature.name} ({form})")
-        made[signature.name] = parts / f"{signature.name}.mlpackage"
-        for warning in convert_signature(program, signature, options, form, made[signature.name]):
-            if warning not in context.log.warnings:
-                context.warn(warning)
-    if len(made) == 1:
-        names = {signatures[0].name: name}
-        finish(made[signatures[0].name], context.out / name)
-    elif modern:
-        names = dict.fromkeys(made, name)
-        join(made, context.out / name)
-    else:
-        stem = Path(name).stem
-        names = {s: f"{stem}-{s}.mlpackage" for s in made}
-        for signature_name, path in made.items():
-            finish(path, context.out / names[signature_name])
+    models: dict[str, dict[str, Any]] = {form: {} for form in forms}
+    total = len(forms) * len(program.signatures)
+    for i, signature in enumerate(program.signatures):
+        exported = load_signature(program, signature)
+        for j, form in enumerate(forms):  # "state" last: it edits the exported program
+            context.progress(i * len(forms) + j, total, f"coreml: converting {signature.name}, {form}")
+            model = convert_signature(exported, signature, options, form)
+            for warning in small_scales(model):
+                if warning not in context.log.warnings:
+                    context.warn(warning)
+            models[form][signature.name] = model
+        del exported
+    packages: dict[str, dict[str, str]] = {}
+    separate = len(program.signatures) > 1 and options.minimum_deployment_target in ("iOS16", "iOS17")
+    if separate:
         context.note(f"coreml: one package per signature, because {options.minimum_deployment_target} has no functions")
-    shutil.rmtree(parts)
-    return names
+    for form in forms:
+        name = MODEL if form == forms[0] else STATEFUL
+        made = models.pop(form)
+        if separate:
+            packages[form] = {s: name.replace(".", f"-{s}.") for s in made}
+            for s, model in made.items():
+                save(model, context.out / packages[form][s], context.work)
+        else:
+            packages[form] = dict.fromkeys(made, name)
+            save(join(made) if len(made) > 1 else next(iter(made.values())), context.out / name, context.work)
+    return packages
 
 
 def _write_recording(program: Program, out: Path) -> None:

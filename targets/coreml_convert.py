@@ -6,10 +6,9 @@ that name the operation and the source line.
 
 from __future__ import annotations
 
-import logging
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from edgec.errors import ConversionError, EdgecError, Reason
@@ -29,24 +28,34 @@ SKIPPED_PASSES = {
 }
 
 
-def convert_signature(
-    program: Program, signature: Signature, options: CoreMLOptions, form: str, path: Path
-) -> list[str]:
-    """Write `path`, a single-function package. `form` is "inputs" or "state" (KV pools as states).
+def load_signature(program: Program, signature: Signature) -> ExportedProgram:
+    """The signature's graph in core ATen operations, INT8 weights folded; checked to be convertible.
 
-    Gives warnings about the numbers in it.
+    Raises:
+        ConversionError: coremltools has no conversion for some of its operations.
+    """
+    from .coreml_import import import_coremltools
+    from .coreml_ops import register_missing_operations
+
+    import_coremltools()
+    register_missing_operations()
+    exported: ExportedProgram = program.exported(signature.name, folded=True)
+    with quiet():
+        exported = exported.run_decompositions({})
+    check_operations(exported)
+    return exported
+
+
+def convert_signature(exported: ExportedProgram, signature: Signature, options: CoreMLOptions, form: str) -> Any:
+    """A single-function coremltools MLModel. `form` is "inputs", or "state" (KV pools as states; edits `exported`).
 
     Raises:
         ConversionError: coremltools can't convert it; the message has the operation and its source line.
     """
     import coremltools as ct
 
-    from .coreml_ops import register_missing_operations
     from .coreml_state import with_states
 
-    register_missing_operations()
-    exported = program.exported(signature.name, folded=True).run_decompositions({})
-    check_operations(exported)
     inputs, outputs = list(signature.inputs), list(signature.outputs)
     if form == "state" and signature.state:
         exported = with_states(exported, signature)
@@ -54,8 +63,8 @@ def convert_signature(
         outputs = [t for t in outputs if t.name not in signature.state_outputs]
     half_state = options.precision == "float16"
     pools = signature.state_inputs | signature.state_outputs
-    with _quiet(), _blame(exported):
-        model = ct.convert(
+    with quiet(), lean(), _blame(exported):
+        return ct.convert(
             exported,
             inputs=[_tensor_type(t, half_state and t.name in pools) for t in inputs],
             outputs=[_tensor_type(t, half_state and t.name in pools) for t in outputs],
@@ -64,12 +73,10 @@ def convert_signature(
             pass_pipeline=_passes(),
             skip_model_load=True,
         )
-        model.save(str(path))
-    return _small_scales(model)
 
 
-def _small_scales(model: Any) -> list[str]:
-    """Scales that float16 holds with few bits or not at all: they change the quantisation that was fixed."""
+def small_scales(model: Any) -> list[str]:
+    """A warning of scales that float16 holds with few bits or not at all: they change what was fixed; or nothing."""
     import numpy as np
 
     limit = float(np.finfo(np.float16).smallest_normal)
@@ -193,20 +200,38 @@ def _blame(exported: ExportedProgram) -> Iterator[None]:
 
 
 @contextmanager
-def _quiet() -> Iterator[None]:
-    """coremltools draws progress bars and warns of versions on stderr, which belongs to edgec."""
+def lean() -> Iterator[None]:
+    """coremltools without the work that it does for its developers only.
+
+    Between its hundred graph passes it validates the whole program and formats it for a debug log that nobody reads:
+    40 % of the time for a 30-layer decoder. Here it is validated once, by `validate` below, when it is finished.
+    """
+    from coremltools.converters.mil.mil import Program as MilProgram
+
+    validate, text = MilProgram.validate, MilProgram.__str__
+    MilProgram.validate = lambda self, check_essential_scope=False: None
+    MilProgram.__str__ = lambda self: "MIL program"
+    try:
+        yield
+    finally:
+        MilProgram.validate, MilProgram.__str__ = validate, text
+
+
+@contextmanager
+def quiet() -> Iterator[None]:
+    """coremltools draws progress bars on stderr, which belongs to edgec, and NumPy warns of fp16 overflow in it."""
+    import numpy as np
     import tqdm  # type: ignore[import-untyped]
 
-    logger = logging.getLogger("coremltools")
-    level, init = logger.level, tqdm.tqdm.__init__
-    logger.setLevel(logging.CRITICAL)
+    init = tqdm.tqdm.__init__
 
     def silent(self: Any, *args: Any, **kwargs: Any) -> None:
         init(self, *args, **{**kwargs, "disable": True})
 
     tqdm.tqdm.__init__ = silent
     try:
-        yield
+        with warnings.catch_warnings(), np.errstate(all="ignore"):
+            warnings.simplefilter("ignore")
+            yield
     finally:
         tqdm.tqdm.__init__ = init
-        logger.setLevel(level)

@@ -56,6 +56,9 @@ def count_operations(packages: dict[str, Path], quantization: Quantization | Non
 
 def read_functions(package: Path) -> dict[str, list[Node]]:
     """The operations of each function of a saved package, in order."""
+    from .coreml_import import import_coremltools
+
+    import_coremltools()
     from coremltools.models.utils import load_spec
 
     program = load_spec(str(package)).mlProgram

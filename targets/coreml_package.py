@@ -18,36 +18,64 @@ _NAMESPACE = uuid.UUID("6f9619ff-8b86-d011-b42d-00c04fc964ff")
 _DATE = "com.github.apple.coremltools.conversion_date"
 
 
-def finish(source: Path, path: Path) -> None:
-    """Copy a package that coremltools wrote to `path`, and make it reproducible.
+def save(model: Any, path: Path, work: Path) -> None:
+    """Write a coremltools MLModel to `path`, reproducibly.
 
     Only what a device reads goes along (coremltools leaves a map of torch's debug handles beside it), with ordinary
-    permissions (some files come from private temporary ones).
+    permissions (some of its files come from private temporary ones).
     """
+    model._mil_program.validate()
+    raw = work / f"raw-{path.name}"
+    model.save(str(raw))
     path.mkdir()
-    shutil.copytree(source / "Data", path / "Data")
-    shutil.copyfile(source / "Manifest.json", path / "Manifest.json")
+    shutil.copytree(raw / "Data", path / "Data")
+    shutil.copyfile(raw / "Manifest.json", path / "Manifest.json")
+    shutil.rmtree(raw)
     for file in path.rglob("*"):
         file.chmod(0o755 if file.is_dir() else 0o644)
     _without_date(path / "Data" / "com.apple.CoreML" / "model.mlmodel")
     _stable_manifest(path)
 
 
-def join(parts: dict[str, Path], path: Path) -> None:
-    """One package with a function for each part; equal weights are stored once. The first function is the default."""
-    from coremltools.models.utils import MultiFunctionDescriptor, save_multifunction
+def join(models: dict[str, Any]) -> Any:
+    """One MLModel with a function for each of `models`; equal weights are stored once. The first is the default.
 
-    from .coreml_convert import _quiet
+    This is coremltools' `save_multifunction` on programs in memory. That one takes saved packages and parses them
+    again, which costs as much as half a conversion.
+    """
+    import coremltools as ct
+    from coremltools.converters.mil.converter import mil_convert
+    from coremltools.converters.mil.mil import Program as MilProgram
+    from coremltools.converters.mil.mil.passes.pass_registry import PASS_REGISTRY
+    from coremltools.proto import Model_pb2
 
-    descriptor = MultiFunctionDescriptor()
-    for name, part in parts.items():
-        descriptor.add_function(str(part), src_function_name="main", target_function_name=name)
-    descriptor.default_function_name = next(iter(parts))
-    joined = next(iter(parts.values())).with_name(f"joined-{path.name}")
-    with _quiet():
-        save_multifunction(descriptor, str(joined))
-    finish(joined, path)
-    shutil.rmtree(joined)
+    from .coreml_convert import lean, quiet
+
+    joined, functions = MilProgram(), []
+    for name, model in models.items():
+        joined.add_function(name, model._mil_program.functions["main"])
+        spec = model.get_spec()
+        description = spec.description
+        functions.append(
+            Model_pb2.FunctionDescription(
+                name=name, input=description.input, output=description.output, state=description.state
+            )
+        )
+    first = next(iter(models))
+    joined.default_function_name = first
+    joined.skip_all_passes = True  # each function has been through them
+    joined.export_as_multifunction = True
+    with quiet(), lean():
+        PASS_REGISTRY["common::const_deduplication"]._deduplicate_const_across_functions(joined)
+        return mil_convert(
+            joined,
+            convert_from="milinternal",
+            convert_to="mlprogram",
+            compute_units=ct.ComputeUnit.CPU_ONLY,
+            specification_version=max(m.get_spec().specificationVersion for m in models.values()),
+            model_description=Model_pb2.ModelDescription(functions=functions, defaultFunctionName=first),
+            skip_model_load=True,
+        )
 
 
 def _without_date(model: Path) -> None:

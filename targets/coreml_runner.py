@@ -27,6 +27,8 @@ def open_package(packages: Mapping[str, Path], signatures: tuple[Signature, ...]
 class EvaluatorRunner:
     """Runs and traces signatures by evaluating the saved program. `rounding` as in MilEvaluator."""
 
+    proof = "evaluated"
+
     def __init__(
         self,
         packages: Mapping[str, Path],
@@ -63,7 +65,12 @@ def _function(evaluator: MilEvaluator, signature: str) -> str:
 class CoreMLRunner:
     """Runs signatures on Core ML (macOS), letting it choose among CPU, GPU and Neural Engine."""
 
+    proof = "executed"
+
     def __init__(self, packages: Mapping[str, Path], signatures: tuple[Signature, ...], stateful: bool) -> None:
+        from .coreml_import import import_coremltools
+
+        import_coremltools()
         import coremltools as ct
 
         self.stateful = stateful

@@ -230,6 +230,9 @@ class MilEvaluator:
 
 def _load(package: Path) -> dict[str, Any]:
     """The functions of a saved package, by name."""
+    from .coreml_import import import_coremltools
+
+    import_coremltools()
     from coremltools.converters.mil.frontend.milproto.load import load
     from coremltools.models.utils import _try_get_weights_dir_path, load_spec
 
