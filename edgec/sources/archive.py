@@ -102,7 +102,7 @@ def _unsafe(archive: Path, what: str) -> SourceError:
 def _safe_name(archive: Path, name: str, strip: str) -> str:
     """The member's name without `./` and what `strip` says; raises when it points outside."""
     parts = PurePosixPath(name.replace("\\", "/")).parts
-    if ".." in parts or name.startswith(("/", "\\")) or re.match(r"^[A-Za-z]:", name) or "\0" in name:
+    if ".." in parts or name.startswith(("/", "\\")) or re.match(r"^[A-Za-z]:", "/".join(parts)) or "\0" in name:
         raise _unsafe(archive, f"has a member named {name!r}, outside of itself")
     if strip == "first":
         parts = parts[1:]

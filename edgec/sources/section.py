@@ -31,7 +31,7 @@ class ModelSection(Options):
     factory: str | None = Field(
         None,
         pattern=r"^[^:]+:[A-Za-z_][A-Za-z0-9_.]*$",
-        description="what builds the architecture: `file.py:function` (relative to the recipe) or `package.module:function`",
+        description="builds the architecture: `file.py:function` (relative to the recipe) or `package.module:function`",
     )
     args: dict[str, Any] = Field(default_factory=dict, description="keyword arguments of the factory")
     format: Format | None = Field(None, description="what the file is, when its name doesn't say so")
