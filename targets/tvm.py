@@ -19,6 +19,7 @@ from edgec.model import Artifact, Program, Runner, artifact_file
 from edgec.registry import Options, Tool, register_target
 
 from .tvm_build import AARCH64, HOST, Machine, linker, machine
+from .tvm_counts import is_baseline
 from .tvm_prove import prove_aarch64
 
 if TYPE_CHECKING:
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
 
 LIBRARY = "model"
 PARAMS = "params.safetensors"
+TUNING = "tuning"
 
 
 class TuneOptions(Options):
@@ -139,12 +141,14 @@ def convert(program: Program, options: TvmOptions, context: Context) -> Artifact
     """
     from safetensors.numpy import save_file
 
-    from .tvm_counts import count_ops, is_baseline
+    from .tvm_counts import count_ops
     from .tvm_import import import_program
 
     machines = check_tools(options)
     if is_baseline(program):  # made for its size and its speed on this machine only
         machines = machines[:1]
+    for made_for in machines:  # a wrong triple or CPU is found before any work
+        made_for.target()
     context.progress(0, len(machines) + 1, "importing")
     imported = import_program(program, context)
     save_file(imported.arrays, context.out / PARAMS)
@@ -153,9 +157,11 @@ def convert(program: Program, options: TvmOptions, context: Context) -> Artifact
     counts: dict[str, int] = {}
     for i, made_for in enumerate(machines):
         context.progress(i + 1, len(machines) + 1, f"compiling for {made_for.name}")
-        library, module = _compile(imported, program, made_for, context)
+        library, module = _compile(imported, program, made_for, options, context)
         if made_for.name == HOST:
             counts = count_ops(module, imported, program)
+            if (context.out / TUNING).is_dir():
+                files.append(artifact_file(context.out, TUNING, "tuning"))
         role = "model" if made_for.name == HOST else "cross"
         files += [artifact_file(context.out, name, role) for name in library["files"]]
         libraries.append(library)
@@ -182,17 +188,23 @@ def convert(program: Program, options: TvmOptions, context: Context) -> Artifact
     return artifact
 
 
-def _compile(imported: Imported, program: Program, made_for: Machine, context: Context) -> tuple[dict[str, Any], Any]:
+def _compile(
+    imported: Imported, program: Program, made_for: Machine, options: TvmOptions, context: Context
+) -> tuple[dict[str, Any], Any]:
     """One machine's library, described for the report, and the fused module that it was compiled from."""
     from .tvm_build import compile_module, optimise, write_library
 
     target = made_for.target()
     module = optimise(imported.module, target, {s.name: len(s.inputs) for s in program.signatures})
     stem = LIBRARY if made_for.name == HOST else f"{LIBRARY}-{made_for.name}"
-    written = write_library(compile_module(module, target), context.out, stem, made_for, context.work / "tvm-link")
+    executable = compile_module(module, target)
+    tuning = options.tune.trials > 0 or options.tune.database is not None
+    if tuning and made_for.name == HOST and not is_baseline(program):
+        executable, module = _tune(executable, module, imported, program, made_for, options.tune, context)
+    written = write_library(executable, context.out, stem, made_for, context.work / "tvm-link")
     if made_for.linker is None:
         context.note(f"no linker for {made_for.name}: its object files are in the artefact, to be linked elsewhere")
-    library = {
+    library: dict[str, Any] = {
         "triple": made_for.name,
         "cpu": made_for.cpu,
         "files": [p.name for p in written],
@@ -200,3 +212,38 @@ def _compile(imported: Imported, program: Program, made_for: Machine, context: C
         "proof": "executed" if made_for.name == HOST else "none",
     }
     return library, module
+
+
+def _tune(
+    builtin: Any,
+    module: Any,
+    imported: Imported,
+    program: Program,
+    made_for: Machine,
+    options: TuneOptions,
+    context: Context,
+) -> tuple[Any, Any]:
+    """The executable and the module with tuned schedules where they won; the gain goes to the report."""
+    import tvm
+
+    from .tvm_build import compile_module
+    from .tvm_tune import compare_builds, tune
+
+    folder = context.recipe_dir / options.database if options.database else context.out / TUNING
+    copied = tvm.IRModule(dict(module.functions.items()), attrs=module.attrs)
+    tuned_module, outcomes = tune(copied, made_for.target(context.threads), options.trials, folder, context)
+    columns = ("kernel", "built-in ms", "tuned ms", "kept")
+    rows = [(o.kernel, o.builtin_ms, o.tuned_ms, "tuned" if o.kept else "built-in") for o in outcomes]
+    context.table("MetaSchedule", columns, rows)
+    if not any(o.kept for o in outcomes):
+        context.note(f"tuning: no better schedule for {len(outcomes)} kernels, the built-in ones stay")
+        return builtin, module
+    tuned = compile_module(tuned_module, made_for.target())
+    before, after = compare_builds(builtin, tuned, imported, program)
+    context.metric("untuned_ms", before)
+    context.metric("tuned_ms", after)
+    context.metric("tuning_gain", before / after)
+    context.note(
+        f"tuning: {sum(o.kept for o in outcomes)} of {len(outcomes)} kernels, {before / after:.2f} times faster"
+    )
+    return tuned, tuned_module

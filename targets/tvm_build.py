@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import platform
+import re
 import shutil
 import subprocess
 import sys
@@ -12,11 +13,13 @@ from pathlib import Path
 from typing import Any
 
 from edgec.errors import ConversionError, Reason, RecipeError
+from edgec.registry import suggest
 
 from .tvm_schedule import schedule_all
 
 HOST = "host"
 AARCH64 = "aarch64-linux-gnu"
+ALIASES = re.compile(r"arm64e?|armv\d.*|thumbv\d.*|i[3-6]86|amd64|riscv(32|64).*|ppc(64(le)?)?")
 LINK = ("-shared", "-fPIC", "-Wl,--build-id=none", "-Wl,-s", "-lm")  # no build id, no symbol table: the bytes repeat
 
 
@@ -40,21 +43,32 @@ class Machine:
         """The TVM target; `cores` matters to tuning only.
 
         Raises:
-            RecipeError: LLVM doesn't know the triple or the CPU.
+            RecipeError: LLVM doesn't know the triple's architecture or the CPU. Left to itself it ends the process
+                for the former, and compiles for another CPU for the latter.
         """
         import tvm
+        from tvm.target import codegen
 
+        triple = self.triple or codegen.llvm_get_system_triple()
+        architecture = triple.split("-")[0]
+        known = {str(name) for name in codegen.llvm_get_targets()}
+        if architecture not in known and not ALIASES.fullmatch(architecture):
+            raise RecipeError(
+                f"tvm: LLVM has no architecture `{architecture}` (triple `{self.name}`)",
+                hint="write triples as LLVM does, e.g. aarch64-linux-android or x86_64-linux-gnu",
+            )
         fields: dict[str, Any] = {"kind": "llvm"}
         fields |= {"mtriple": self.triple} if self.triple else {}
-        fields |= {"mcpu": self.cpu} if self.cpu else {}
         fields |= {"num-cores": cores} if cores else {}
-        try:
-            return tvm.target.Target(fields)
-        except Exception as error:
-            raise RecipeError(
-                f"tvm: LLVM has no target for triple `{self.name}`, CPU `{self.cpu or 'default'}`: {last_line(error)}",
-                hint="write triples as LLVM does, e.g. aarch64-linux-android or x86_64-linux-gnu",
-            ) from error
+        if self.cpu:
+            cpus = [str(c) for c in codegen.llvm_get_cpu_archlist(tvm.target.Target(fields | {"mtriple": triple}))]
+            if self.cpu not in cpus:
+                raise RecipeError(
+                    f"tvm: LLVM knows no CPU `{self.cpu}` for `{self.name}`{suggest(self.cpu, cpus)}",
+                    hint="leave the CPU out for the triple's baseline",
+                )
+            fields["mcpu"] = self.cpu
+        return tvm.target.Target(fields)
 
 
 def machine(name: str, cpu: str | None) -> Machine:

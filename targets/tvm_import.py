@@ -86,9 +86,29 @@ def import_onnx(paths: dict[str, Path], states: dict[str, frozenset[str]]) -> Im
 
 
 def import_program(program: Program, context: Context) -> Imported:
-    """A Program's signatures as functions of one module, by way of its ONNX files."""
+    """A Program's signatures as functions of one module: by way of ONNX, or of ExportedPrograms where that fails.
+
+    Raises:
+        ConversionError: neither way takes the program; the error is that of ONNX, which names the node.
+    """
+    from .tvm_exported import import_exported
+
+    for s in program.signatures:
+        if s.dynamic:
+            names = ", ".join(f"{name} ({low} to {high})" for name, low, high in s.dynamic)
+            context.warn(f"tvm: `{s.name}` has dynamic dimensions: {names}; its kernels can't be tiled, and are slower")
+    if any(s.dynamic for s in program.signatures):
+        return import_exported(program)
     paths = {s.name: program.onnx_path(s.name) for s in program.signatures}
-    return import_onnx(paths, {s.name: s.state_inputs for s in program.signatures})
+    try:
+        return import_onnx(paths, {s.name: s.state_inputs for s in program.signatures})
+    except ConversionError as error:
+        try:
+            imported = import_exported(program)
+        except ConversionError:
+            raise error from None
+        context.warn(f"tvm: imported from torch.export, without packed kernels, since {error.message}")
+        return imported
 
 
 def normalise(path: Path) -> Any:
