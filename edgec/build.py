@@ -236,7 +236,8 @@ class _Run:
         log, document = result["log"], self.document
         metric = result["metrics"].get(document.metric.name) if document.metric else None
         if stage.kind in ("source", "import"):
-            document.source_bytes = 4 * result["parameters"]
+            # As float32, whatever the checkpoint is stored in. BatchNorm's statistics count, though no parameters.
+            document.source_bytes = max(4 * result["parameters"], result["bytes"])
             if document.metric:
                 document.metric.source = metric
         record = StageRecord(

@@ -51,6 +51,15 @@ def format_seconds(seconds: float | None) -> str:
     return f"{minutes} m {rest:02d} s"
 
 
+def format_milliseconds(milliseconds: float | None) -> str:
+    """ "33.6 µs", "2.87 ms", "1.2 s"; "–" for None."""
+    if milliseconds is None:
+        return "–"
+    if milliseconds < 0.0995:
+        return f"{milliseconds * 1000:.3g} µs"
+    return f"{milliseconds:.3g} ms" if milliseconds < 999.5 else f"{milliseconds / 1000:.3g} s"
+
+
 def format_number(value: float | int | None) -> str:
     """A metric or a ratio with four significant digits, without a tail of zeros; "–" for None."""
     if value is None:

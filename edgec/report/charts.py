@@ -18,7 +18,6 @@ WIDTH = 1040
 _NAMES = 132  # px for the rows' names
 _GAP = 40  # px between panels
 _HEAD = 30  # px for the panels' titles
-_LABEL = 84  # px kept free at the right of a bar for its number
 
 
 @dataclass(frozen=True)
@@ -30,7 +29,8 @@ class Bars:
     show: Callable[[float], str]
     twins: Sequence[float | None] = ()
     whiskers: Sequence[float | None] = ()
-    notes: Sequence[str] = ()
+    notes: Sequence[str] = ()  # behind each number
+    room: int = 84  # px kept free at the right of a bar for its number
 
 
 @dataclass(frozen=True)
@@ -71,9 +71,11 @@ def chart(names: Sequence[str], panels: Sequence[Bars | Dots], *, title: str, fa
 
 
 def _bars(panel: Bars, x: float, width: float, row: int, pale: list[bool]) -> list[str]:
-    everything = [v for series in (panel.values, panel.twins, panel.whiskers) for v in series if v is not None]
-    top = max(everything, default=0.0) or 1.0
-    scale = (width - _LABEL) / top
+    # A whisker may be a single outlier: it is cut off before it squeezes the bars.
+    top = max((v for series in (panel.values, panel.twins) for v in series if v is not None), default=0.0) or 1.0
+    longest = max((v for v in panel.whiskers if v is not None), default=0.0)
+    top = max(top, min(longest, 1.5 * top))
+    scale = (width - panel.room) / top
     doubled = any(v is not None for v in panel.twins)
     thick = 11 if doubled else 14
     parts = []
@@ -83,6 +85,7 @@ def _bars(panel: Bars, x: float, width: float, row: int, pale: list[bool]) -> li
         style = "bar pale" if pale[i] else "bar"
         note = panel.notes[i] if panel.notes else ""
         whisker = panel.whiskers[i] if panel.whiskers else None
+        whisker = None if whisker is None else min(whisker, top)
         parts += _bar(x, y, value, scale, thick, style, panel.show, note, beyond=whisker or 0.0)
         if whisker is not None and value is not None:
             start, end, line = x + value * scale, x + whisker * scale, y + thick / 2
@@ -174,7 +177,8 @@ def _axis(panel: Dots, x: float, width: float) -> tuple[Callable[[float], float]
     step = _nice((high_value - low_value) / 3)
     first = math.ceil(low_value / step) * step
     count = int((high_value - first) / step) + 1
-    return place, [(first + i * step, f"{first + i * step:.4g}") for i in range(count)]
+    decimals = max(0, -math.floor(math.log10(step) + 1e-9))
+    return place, [(first + i * step, f"{first + i * step:.{decimals}f}") for i in range(count)]
 
 
 def _nice(rough: float) -> float:

@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING
 
 from markupsafe import Markup
 
+from edgec.parity import EXACT_DB
 from edgec.report.charts import Bars, Dots, chart
 from edgec.report.ledger import format_limit
-from edgec.units import format_bytes, format_number, format_seconds
+from edgec.units import format_bytes, format_milliseconds, format_number, format_seconds
 
 if TYPE_CHECKING:
     from edgec.report.document import BuildDocument, Latency, TargetRecord
@@ -56,6 +57,7 @@ def render_html(document: BuildDocument) -> str:
         ms=_milliseconds,
         speedup=_speedup,
         details=_details,
+        exact_db=EXACT_DB,
         limit=format_limit,
         pill=lambda text, style: Markup('<span class="pill {}">{}</span>').format(style, text),
     )
@@ -70,7 +72,15 @@ def _ratio(value: float | None) -> str:
 
 
 def _milliseconds(latency: Latency | None, which: str) -> str:
-    return "–" if latency is None else f"{getattr(latency, which):.3g} ms"
+    return format_milliseconds(getattr(latency, which) if latency else None)
+
+
+def _against_source(compression: float | None) -> str:
+    if compression is None:
+        return ""
+    if compression >= 1.0:
+        return f", {compression:.3g}× smaller than the float source"
+    return f", {1.0 / compression:.3g}× the float source's weights"
 
 
 def _speedup(target: TargetRecord) -> str:
@@ -103,8 +113,7 @@ def _tiles(document: BuildDocument) -> list[Tile]:
     if sized:
         name = min(sized, key=lambda n: sized[n])
         compression = document.targets[name].compression
-        under = f"{name}{f', {compression:.3g}× below the float source' if compression else ''}"
-        tiles.append(Tile("smallest artefact", format_bytes(sized[name]), under))
+        tiles.append(Tile("smallest artefact", format_bytes(sized[name]), f"{name}{_against_source(compression)}"))
     values = [s.metric for s in document.ledger if s.kind != "target" and s.metric is not None]
     if values:
         source = document.metric.source if document.metric else None
@@ -136,10 +145,10 @@ def _chain(document: BuildDocument) -> Markup:
     metric = Dots(
         _metric(document),
         [[s.metric] if s.metric is not None else [] for s in stages],
-        format_number,
+        lambda value: f"{value:.6g}",
         reference=document.metric.source if document.metric else None,
         reference_name="the source",
-        labels=[format_number(s.metric) for s in stages],
+        labels=["" if s.metric is None else f"{s.metric:.6g}" for s in stages],
     )
     return chart([s.stage for s in stages], [size, metric], title="size and metric by stage")
 
@@ -150,9 +159,11 @@ def _targets(document: BuildDocument) -> Markup:
     latency = Bars(
         "latency of one step, median",
         [t.latency_ms.p50 if t.latency_ms else None for t in targets],
-        lambda value: f"{value:.3g} ms",
+        format_milliseconds,
         twins=[t.float_latency_ms.p50 if t.float_latency_ms else None for t in targets],
         whiskers=[t.latency_ms.p95 if t.latency_ms else None for t in targets],
+        notes=[f"· p95 {format_milliseconds(t.latency_ms.p95)}" if t.latency_ms else "" for t in targets],
+        room=150,
     )
     return chart(list(document.targets), [size, latency], title="size and latency by target")
 
@@ -162,11 +173,15 @@ def _parity(document: BuildDocument) -> Markup:
     errors = Dots(
         "relative error",
         [sorted({r.relative_error for r in t.parity.rows}) if t.parity else [] for t in targets],
-        lambda value: f"{value:.2e}",
+        _relative_error,
         log=True,
-        labels=[f"{t.parity.relative_error:.1e}" if t.parity else "" for t in targets],
+        labels=[_relative_error(t.parity.relative_error) if t.parity else "" for t in targets],
     )
     return chart(list(document.targets), [errors], title="parity by target", faded=[not t.proven for t in targets])
+
+
+def _relative_error(value: float) -> str:
+    return "0" if value == 0.0 else f"{value:.1e}"
 
 
 def _costs(document: BuildDocument) -> Markup:

@@ -11,6 +11,7 @@ from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
+from edgec.parity import EXACT_DB
 from edgec.units import format_bytes, format_number, format_seconds
 
 if TYPE_CHECKING:
@@ -88,7 +89,7 @@ def render_targets(document: BuildDocument) -> RenderableType:
             format_bytes(target.bytes),
             _ratio(target.compression),
             f"{parity.cosine:.6f}" if parity else "–",
-            f"{parity.sqnr_db:.0f}" if parity else "–",
+            _decibels(parity.sqnr_db) if parity else "–",
             f"{parity.relative_error:.1e}" if parity else "–",
             "–" if parity is None or parity.off_by_n is None else str(parity.off_by_n),
             _milliseconds(target.latency_ms),
@@ -159,6 +160,10 @@ def _ending(document: BuildDocument) -> RenderableType:
 def _verdict(stage: StageRecord) -> Text:
     text = Text(stage.verdict, style=_STYLES[stage.verdict])
     return text.append(" ·", style="dim").append("cached", style="dim") if stage.cached else text
+
+
+def _decibels(sqnr: float) -> str:
+    return "exact" if sqnr >= EXACT_DB else f"{sqnr:.0f}"
 
 
 def _count(number: int | None) -> str:

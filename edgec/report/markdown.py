@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
+from edgec.parity import EXACT_DB
 from edgec.report.ledger import format_limit
-from edgec.units import format_bytes, format_number, format_seconds
+from edgec.units import format_bytes, format_milliseconds, format_number, format_seconds
 
 if TYPE_CHECKING:
     from edgec.report.document import BuildDocument, Latency
@@ -53,7 +54,7 @@ def _targets(document: BuildDocument) -> str:
                 format_bytes(target.bytes),
                 f"{target.compression:.3g}×" if target.compression else "–",
                 f"{p.cosine:.6f}" if p else "–",
-                f"{p.sqnr_db:.0f} dB" if p else "–",
+                "–" if p is None else "exact" if p.sqnr_db >= EXACT_DB else f"{p.sqnr_db:.0f} dB",
                 str(p.off_by_n) if p and p.off_by_n is not None else "–",
                 format_number(target.metric),
                 _milliseconds(target.latency_ms),
@@ -124,4 +125,4 @@ def _escape(text: str) -> str:
 
 
 def _milliseconds(latency: Latency | None) -> str:
-    return "–" if latency is None else f"{latency.p50:.3g} ms"
+    return format_milliseconds(latency.p50 if latency else None)

@@ -38,8 +38,8 @@ def _compute(document: BuildDocument) -> Waste:
 def _idle(document: BuildDocument) -> Waste:
     """Wall time in which no stage ran: starting processes, hashing, the store."""
     of = "the build's wall time, in which no stage was running"
-    if document.seconds <= 0.0:
-        return Waste(share=None, of=of)
+    if document.seconds <= 0.0 or all(s.cached for s in document.ledger):
+        return Waste(share=None, of=of)  # nothing had to run, so nothing waited
     busy = sum(s.seconds for s in document.ledger if not s.cached)
     return Waste(share=min(1.0, max(0.0, 1.0 - busy / document.seconds)), of=of)
 
