@@ -132,13 +132,9 @@ def _load_torch(path: Path) -> dict[str, torch.Tensor]:
     try:
         loaded = torch.load(path, map_location="cpu", weights_only=True)
     except pickle.UnpicklingError as cause:
-        words = str(cause)
-        wants_code = re.search(
-            r"(?:GLOBAL|global|class|function|instance)\s+`?([\w.]+)", words.split("WeightsUnpickler error:")[-1]
-        )
-        if "WeightsUnpickler error" in words and wants_code:
+        if wants_code := _code_in(path, str(cause)):
             raise SourceError(
-                f"{path} is refused: its pickle would run code ({wants_code[1]}) when loaded",
+                f"{path} is refused: its pickle would run code ({wants_code}) when loaded",
                 hint="save the weights alone: torch.save(model.state_dict(), …), or as safetensors",
                 reason=Reason.UNSAFE_FILE,
             ) from cause
@@ -149,6 +145,29 @@ def _load_torch(path: Path) -> dict[str, torch.Tensor]:
             raise _bad(path, "it is a TorchScript program, not a state dict") from cause
         raise _bad(path, words.splitlines()[0] if words else type(cause).__name__) from cause
     return _find_state(path, loaded)
+
+
+def _code_in(path: Path, words: str) -> str:
+    """The function or class that a refused pickle asks for, "" when it was refused for being damaged.
+
+    torch names it, except in pickles of newer protocols, which it does not read: their opcodes are listed (not run).
+    """
+    import pickletools
+
+    if named := re.search(r"GLOBAL (\S+)", words):
+        return named[1]
+    strings: list[str] = []
+    try:
+        for operation, argument, _ in pickletools.genops(path.read_bytes()):
+            if operation.name in ("GLOBAL", "INST"):
+                return str(argument).replace(" ", ".")
+            if operation.name == "STACK_GLOBAL":
+                return ".".join(strings[-2:])
+            if isinstance(argument, str):
+                strings.append(argument)
+    except ValueError:  # not a pickle to its end
+        return ""
+    return ""
 
 
 def _find_state(path: Path, loaded: Any) -> dict[str, torch.Tensor]:
