@@ -252,6 +252,7 @@ class _Run:
             metrics=result["metrics"] | log["metrics"],
             latency_ms=result.get("latency_ms"),
             seconds=result["seconds"],
+            timings=log["timings"],
             peak_memory=result["peak_memory"],
             notes=log["notes"],
             warnings=log["warnings"],

@@ -8,6 +8,9 @@ from __future__ import annotations
 
 import json
 import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import IO, Any
@@ -32,6 +35,7 @@ class StageLog:
     tables: list[Table] = field(default_factory=list)
     metrics: dict[str, float] = field(default_factory=dict)
     facts: dict[str, Any] = field(default_factory=dict)
+    timings: dict[str, float] = field(default_factory=dict)  # seconds by part of the stage
 
     def to_dict(self) -> dict[str, Any]:
         return asdict(self)
@@ -81,6 +85,15 @@ class Context:
     def metric(self, name: str, value: float) -> None:
         """A number of this stage that the report shows beside the task's own metric."""
         self.log.metrics[name] = value
+
+    @contextmanager
+    def timed(self, part: str) -> Iterator[None]:
+        """Count the seconds of the block as that part of the stage; parts of one name add up."""
+        start = time.perf_counter()
+        try:
+            yield
+        finally:
+            self.log.timings[part] = self.log.timings.get(part, 0.0) + time.perf_counter() - start
 
     def unchanged(self, why: str) -> None:
         """The stage looked, and left the model as it was."""

@@ -14,6 +14,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from edgec.context import Context, StageLog
+from edgec.errors import ConversionError, Reason
 from edgec.golden import Recording, Step, carrying, replay, zero_state
 from edgec.model import Artifact, Program, Runner
 from edgec.parity import compare
@@ -42,7 +43,14 @@ def measure_target(
     """Convert, then measure. Gives the target's part of build.json."""
     checked = entry.options.model_validate(options)
     context.progress(0, 4, "converting")
-    artifact = entry.convert(program, checked, context)
+    with context.timed("converting"):
+        artifact = entry.convert(program, checked, context)
+    if not any(file.role == "model" for file in artifact.files):
+        raise ConversionError(
+            f"the target `{entry.name}` reported success without a model file",
+            hint="that is a bug in the target",
+            reason=Reason.EMPTY_OUTPUT,
+        )
     result: dict[str, Any] = {
         "bytes": artifact.bytes,
         "parameters": program.parameters,
@@ -64,9 +72,11 @@ def measure_target(
 
     context.progress(1, 4, "replaying the recorded inputs")
     recording = program.recording()
-    runner = entry.open(artifact)
+    with context.timed("loading"):
+        runner = entry.open(artifact)
     steps = dict(program.quantization.output_steps) if program.quantization else {}
-    outputs = replay(runner, program.signatures, recording.steps)
+    with context.timed("replaying"):
+        outputs = replay(runner, program.signatures, recording.steps)
     kept = {name for signature in program.signatures for name in signature.state_outputs} if runner.stateful else ()
     expected = [step.outputs for step in recording.steps]
     result["parity"] = asdict(compare(outputs, expected, steps, may_be_absent=kept))
@@ -75,7 +85,8 @@ def measure_target(
     samples = measure["target_samples"] if artifact.proof == "executed" else measure["evaluated_samples"]
     if samples:
         result["samples"] = samples
-        result["metrics"] = task.evaluate(carrying(runner, program.signatures), reference or None, limit=samples)
+        with context.timed("evaluating"):
+            result["metrics"] = task.evaluate(carrying(runner, program.signatures), reference or None, limit=samples)
 
     if artifact.proof == "executed":  # the time of a program evaluated op by op says nothing about a device
         context.progress(3, 4, "measuring latency")
@@ -111,10 +122,12 @@ def _time(
             log=StageLog(),
             events=context.events,
         )
-        float_artifact: Artifact = entry.convert(twin, options, quiet)
+        with context.timed("converting the float twin"):
+            float_artifact: Artifact = entry.convert(twin, options, quiet)
         result["float_bytes"] = float_artifact.bytes
         contestants.append((entry.open(float_artifact), twin))
-    times = _alternate([_call(r, p, step) for r, p in contestants], runs)
+    with context.timed("timing"):
+        times = _alternate([_call(r, p, step) for r, p in contestants], runs)
     result["latency_ms"] = asdict(_summary(times[0]))
     if twin is not None:
         result["float_latency_ms"] = asdict(_summary(times[1]))

@@ -168,7 +168,8 @@ def _finish(model: Model, request: Request, reference: Arrays, context: Context)
         metrics = model.metrics
     else:
         context.progress(0, 0, "evaluating")
-        metrics = model.task.evaluate(_torch_runner(model), reference or None, limit=request.measure["samples"])
+        with context.timed("evaluating"):
+            metrics = model.task.evaluate(_torch_runner(model), reference or None, limit=request.measure["samples"])
     model.metrics = dict(metrics)
     save_model(model, Path(request.out))
     return {"bytes": model_bytes(model), "parameters": model.parameters, "metrics": model.metrics}

@@ -33,6 +33,8 @@ _STYLES = {
 def render_build(document: BuildDocument) -> RenderableType:
     """Everything a person wants to see when a build is over."""
     parts: list[RenderableType] = [render_stages(document)]
+    if spent := _spent(document):
+        parts.append(spent)
     if document.targets:
         parts.append(render_targets(document))
     if document.gates:
@@ -72,6 +74,18 @@ def render_stages(document: BuildDocument) -> RenderableType:
         )
     warnings = [f"{s.stage}: {w}" for s in document.ledger for w in s.warnings]
     return Group(table, *(Text(f"! {w}", style="yellow") for w in warnings))
+
+
+def _spent(document: BuildDocument) -> RenderableType | None:
+    """Where the minutes went: the five longest parts of stages that took a while."""
+    parts = [
+        (seconds, f"{stage.stage} {part} {format_seconds(seconds)}")
+        for stage in document.ledger
+        for part, seconds in stage.timings.items()
+        if seconds >= 5.0
+    ]
+    longest = [text for _, text in sorted(parts, reverse=True)[:5]]
+    return Text(f"Longest: {', '.join(longest)}", style="dim") if longest else None
 
 
 def render_targets(document: BuildDocument) -> RenderableType:

@@ -53,6 +53,14 @@ def test_ledger_fits_100_columns_and_tells_all() -> None:
     assert "`fc` was left in float" in text and "prove it with: edgec diff" in text
 
 
+def test_ledger_says_where_the_minutes_went() -> None:
+    document = sample()
+    document.ledger[-1].timings = {"converting": 71.0, "evaluating": 8.0, "replaying": 0.5}
+    text = terminal(document)
+    assert "Longest: tflite converting 71 s, tflite evaluating 8.0 s" in text and "replaying" not in text
+    assert "converting 71 s, evaluating 8.0 s, replaying 0.5 s" in render_html(document)
+
+
 def test_ledger_names_the_bundle() -> None:
     assert "The bundle lies in out/fashion-mnist" in terminal(sample())
 
