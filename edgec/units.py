@@ -33,7 +33,7 @@ def format_bytes(count: int | float | None) -> str:
         return "–"
     value = float(count)
     for unit in ("B", "kB", "MB", "GB"):
-        if abs(value) < 999.5 or unit == "GB":
+        if abs(value) < 999.5:
             return f"{value:.0f} B" if unit == "B" else f"{value:.3g} {unit}"
         value /= 1000
     return f"{value:.3g} TB"
