@@ -29,7 +29,7 @@ class OnnxRuntimeOptions(Options):
     )
     optimize: Literal["basic", "extended", "all"] = Field(
         "extended",
-        description="level of the optimised file; `all` lays tensors out for this machine's CPU and belongs on no other",
+        description="level of the optimised file; `all` is for CPUs like this machine's only",
     )
     ort_format: bool = Field(True, description="also write the ORT format, which minimal builds of the runtime load")
     weight_kernels: Literal["matmulnbits", "qdq"] = Field(
@@ -116,8 +116,8 @@ def convert(program: Program, options: OnnxRuntimeOptions, context: Context) -> 
         details["report_error_without_x64_precision"] = error
         if error > 0.01:  # some three quantisation steps of a full INT8 range
             context.warn(
-                f"without session.x64quantprecision=1 this machine's INT8 kernels saturate (relative error {error:.2g}); "
-                "Arm CPUs, and x86 CPUs with VNNI, do not"
+                "this machine's INT8 kernels saturate without session.x64quantprecision=1 (relative error "
+                f"{error:.2g}); Arm CPUs, and x86 CPUs with VNNI, do not"
             )
     artifact.save()
     return artifact

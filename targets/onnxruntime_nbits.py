@@ -69,7 +69,7 @@ def to_matmul_nbits(model: onnx.ModelProto) -> int:
             rows_last = weight if outputs_first else weight.T
             packed[weight_name] = pack(weight_name.removesuffix("_transposed"), np.ascontiguousarray(rows_last), scale)
         weight_ = packed[weight_name]
-        outputs, blocks, block = weight_.values.shape
+        outputs, _, block = weight_.values.shape
         bias = node.input[2] if node.op_type == "Gemm" and len(node.input) > 2 else ""
         product = f"{node.output[0]}_product" if bias else node.output[0]
         nodes = [
@@ -153,7 +153,7 @@ def _share_with_embeddings(
         cast_index, cast = casts[node.output[0]]
         name, zero = node.output[0], "edgec_q8_zero"
         if zero not in initializers:
-            graph.initializer.append(numpy_helper.from_array(np.float32(ZERO), zero))
+            graph.initializer.append(numpy_helper.from_array(np.array(ZERO, np.float32), zero))
             initializers[zero] = graph.initializer[-1]
         shape = numpy_helper.from_array(np.array([*values.shape[1:]], np.int64), f"{name}_width")
         graph.initializer.append(shape)

@@ -9,7 +9,7 @@ error.
 from __future__ import annotations
 
 from importlib.metadata import PackageNotFoundError, version
-from typing import Literal
+from typing import Any, Literal
 
 from pydantic import Field
 
@@ -68,8 +68,9 @@ def convert(program: Program, options: TfliteOptions, context: Context) -> Artif
         ConversionError: unsupported-op, unsupported-scheme, or the converter's own failure.
     """
     from .tflite_convert import load_modules, to_flatbuffer
-    from .tflite_counts import analyze_gpu, check_int8, count_ops, undelegated
-    from .tflite_schema import custom_ops, name_signature, read, write
+    from .tflite_counts import check_int8, count_ops, undelegated
+    from .tflite_gpu import analyze
+    from .tflite_schema import custom_ops, name_signature, read, share_buffers, write
     from .tflite_weights import stamp, to_float_weights
 
     _check_channels_last(program, options)
@@ -100,12 +101,17 @@ def convert(program: Program, options: TfliteOptions, context: Context) -> Artif
         )
     if program.quantization is not None:
         check_int8(model, program.quantization)
+    share_buffers(model)
     path = context.out / FILE
     write(model, path)
 
     counts, by_name = count_ops(model, program.quantization)
     counts["custom_ops"] = len(custom)  # kinds; Flex operations are custom ones, too
-    details = {"kernels": options.kernels, "channels_last": options.channels_last, "report_ops": by_name}
+    details: dict[str, Any] = {
+        "kernels": options.kernels,
+        "channels_last": options.channels_last,
+        "report_ops": by_name,
+    }
     if custom:
         details["report_custom_ops"] = custom
     else:
@@ -115,9 +121,14 @@ def convert(program: Program, options: TfliteOptions, context: Context) -> Artif
         if left:
             context.note("XNNPACK leaves to LiteRT's own kernels: " + ", ".join(f"{n} {k}" for k, n in left.items()))
     if options.analyze_gpu:
-        report = analyze_gpu(path)
+        report = analyze(path, model)
         counts["gpu_incompatible_ops"] = report.total
         details["report_gpu"] = report.issues
+        details["report_gpu_source"] = report.source
+        if report.source == "rules":
+            context.note(
+                "the installed GPU analyzer passes any file: the delegate's published rules were applied instead"
+            )
         if report.issues:
             context.note("the GPU delegate does not take: " + "; ".join(f"{n} × {k}" for k, n in report.issues.items()))
     artifact = Artifact(

@@ -49,7 +49,7 @@ def share_weights(module: torch.nn.Module, seen: dict[tuple[str, tuple[int, ...]
                 if tensor is None:
                     continue
                 raw = tensor.detach().contiguous().reshape(-1).view(torch.uint8).numpy()
-                key = (str(tensor.dtype), tuple(tensor.shape), hashlib.sha256(raw).digest())
+                key = (str(tensor.dtype), tuple(tensor.shape), hashlib.sha256(raw.data).digest())
                 table[name] = seen.setdefault(key, tensor)  # type: ignore[assignment]
 
 
@@ -72,11 +72,9 @@ def to_flatbuffer(
         ConversionError: an operation has no TFLite form (names it and the user's line), or the converter failed.
     """
     import litert_torch
-    import torch
+    from edgec.passes.export_graph import dynamic_shapes
     from litert_torch.quantize.pt2e_quantizer import PT2EQuantizer, get_symmetric_quantization_config
     from litert_torch.quantize.quant_config import QuantConfig
-
-    from edgec.passes.export_graph import dynamic_shapes
 
     config = None
     if static_int8:
@@ -124,8 +122,9 @@ def blame(error: Exception, graphs: list[torch.fx.GraphModule]) -> ConversionErr
         if located:
             where = f"{Path(located['file']).name}:{located['line']}"
             return ConversionError(f"tflite: {where}: {located['what'][:300]}", hint=_HINT)
+        first = next(iter(text.strip().splitlines()), type(error).__name__)
         return ConversionError(
-            f"tflite: litert-torch failed: {text.strip().splitlines()[0][:300] if text.strip() else type(error).__name__}",
+            f"tflite: litert-torch failed: {first[:300]}",
             hint="run with --debug for the converter's own traceback",
         )
     op = missing["op"]

@@ -1,11 +1,9 @@
-"""What a .tflite file consists of, and what its engines take: operators, float leftovers, XNNPACK, the GPU delegate."""
+"""What a .tflite file consists of: operators, what was left in float, what XNNPACK does not take."""
 
 from __future__ import annotations
 
-import re
 import struct
 from collections import Counter
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,7 +12,6 @@ from edgec.errors import ConversionError, Reason
 from .tflite_schema import (
     CONVERSION_OPS,
     LAYOUT_OPS,
-    buffer_of,
     dtype,
     op_name,
     signature_graphs,
@@ -24,20 +21,6 @@ from .tflite_schema import (
 
 if TYPE_CHECKING:
     from edgec.model import Quantization
-
-_GPU_WARNING = re.compile(r"GPU COMPATIBILITY WARNING: (?P<what>.+)")
-_GPU_SUMMARY = re.compile(r"^Subgraph#\d+ has GPU delegate compatibility issues")
-
-
-@dataclass(frozen=True)
-class GpuReport:
-    """TensorFlow's analyzer on a file: `issues` counts each complaint; none means that the GPU delegate takes it all."""
-
-    issues: dict[str, int]
-
-    @property
-    def total(self) -> int:
-        return sum(self.issues.values())
 
 
 def count_ops(model: Any, quantization: Quantization | None) -> tuple[dict[str, int], dict[str, int]]:
@@ -95,7 +78,7 @@ def check_int8(model: Any, quantization: Quantization) -> None:
             )
 
 
-def undelegated(model: Any, path: Path, threads: int = 1) -> dict[str, int]:
+def undelegated(model: Any, path: Path) -> dict[str, int]:
     """Operators by name that LiteRT's own kernels run because XNNPACK does not take them, over all signatures.
 
     LiteRT doesn't say which nodes a delegate took, but shows each DELEGATE node's inputs and outputs: what lies between
@@ -151,32 +134,3 @@ def _subgraph_first(content: bytes, index: int) -> bytes:
         raise ConversionError("tflite: the file's subgraphs lie before their vector", hint="report this file")
     struct.pack_into("<I", swapped, other, first_at - other)
     return bytes(swapped)
-
-
-def analyze_gpu(path: Path) -> GpuReport:
-    """Run TensorFlow's model analyzer, which LiteRT's wheel carries too, for the GPU delegate."""
-    from ai_edge_litert import _pywrap_analyzer_wrapper
-
-    return parse_gpu(_pywrap_analyzer_wrapper.ModelAnalyzer(str(path), True, True))
-
-
-def parse_gpu(text: str) -> GpuReport:
-    """Count the complaints in the analyzer's text.
-
-    Raises:
-        ConversionError: the text has neither complaints nor the analyzer's all-clear: its wording has changed.
-    """
-    found = [m["what"].strip() for m in _GPU_WARNING.finditer(text)]
-    issues = Counter(w for w in found if not _GPU_SUMMARY.match(w))
-    if not found and "looks compatible with GPU delegate" not in text:
-        raise ConversionError(
-            "tflite: the analyzer's report on the GPU delegate could not be read",
-            hint="set `analyze_gpu: false` for this target",
-        )
-    return GpuReport(dict(sorted(issues.items())))
-
-
-def weight_bytes(model: Any) -> int:
-    """Bytes of all constants, each once."""
-    buffers = {t.buffer for g in model.subgraphs for t in g.tensors if buffer_of(model, t) is not None}
-    return sum(len(model.buffers[i].data) for i in buffers)

@@ -97,7 +97,8 @@ def quantize(value: np.ndarray, detail: dict[str, Any]) -> np.ndarray:
     if not scale or not np.issubdtype(wanted, np.integer) or not np.issubdtype(value.dtype, np.floating):
         return np.ascontiguousarray(value, wanted)
     limits = np.iinfo(wanted)
-    return np.clip(np.rint(value / np.float32(scale)) + zero_point, limits.min, limits.max).astype(wanted)
+    steps: np.ndarray = np.rint(value / np.float32(scale)) + zero_point
+    return steps.clip(limits.min, limits.max).astype(wanted)
 
 
 def dequantize(value: np.ndarray, detail: dict[str, Any]) -> np.ndarray:
@@ -105,4 +106,5 @@ def dequantize(value: np.ndarray, detail: dict[str, Any]) -> np.ndarray:
     scale, zero_point = detail["quantization"]
     if not scale or not np.issubdtype(value.dtype, np.integer):
         return value
-    return (value.astype(np.float32) - zero_point) * np.float32(scale)
+    result: np.ndarray = (value.astype(np.float32) - zero_point) * np.float32(scale)
+    return result

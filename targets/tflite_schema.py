@@ -6,6 +6,7 @@ views into the file's bytes, so reading costs no copy of the weights.
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
@@ -105,6 +106,22 @@ def buffer_of(model: Any, tensor: Any) -> np.ndarray | None:
     """The bytes of a constant tensor, None for one that is computed or given."""
     data = model.buffers[tensor.buffer].data if tensor.buffer else None
     return None if data is None or len(data) == 0 else np.asarray(data)
+
+
+def share_buffers(model: Any) -> None:
+    """Keep one copy of equal constants: an INT8 table that an embedding and the head read, for one."""
+    first: dict[bytes, int] = {}
+    same: dict[int, int] = {}
+    for index, buffer in enumerate(model.buffers):
+        if buffer.data is not None and len(buffer.data) >= 1024:
+            key = hashlib.sha256(np.ascontiguousarray(buffer.data).data).digest()
+            same[index] = first.setdefault(key, index)
+    for graph in model.subgraphs:
+        for tensor in graph.tensors:
+            tensor.buffer = same.get(tensor.buffer, tensor.buffer)
+    for index, kept in same.items():
+        if index != kept:
+            model.buffers[index].data = None
 
 
 def signature_graphs(model: Any) -> dict[str, Any]:
