@@ -19,6 +19,8 @@ def init(
     from edgec.errors import UsageError
     from edgec.store import store_error
 
+    if path.is_dir():
+        raise UsageError(f"{path} is a folder", hint=f"name the file: edgec init {path / 'recipe.yaml'}")
     factory = path.with_name("model.py")
     for target in (path, factory):
         if target.exists() and not force:

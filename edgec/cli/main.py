@@ -50,9 +50,10 @@ def main() -> None:
         app(standalone_mode=True)
     except EdgecError as error:
         _fail(error)
-    except KeyboardInterrupt:
-        print("edgec: interrupted; finished stages are kept, the same command goes on from there", file=sys.stderr)
-        sys.exit(ExitCode.INTERRUPTED)
+    except SystemExit as leaving:
+        if leaving.code == ExitCode.INTERRUPTED:  # what typer makes of Ctrl-C
+            print("edgec: interrupted; finished stages are kept, the same command goes on from there", file=sys.stderr)
+        raise
     except Exception as error:  # noqa: BLE001 - whatever gets here is a bug, and exit code 1 says so
         bug = EdgecError(f"{type(error).__name__}: {error}", reason=Reason.BUG)
         bug.exit_code = ExitCode.BUG

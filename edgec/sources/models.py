@@ -120,6 +120,8 @@ def _from_factory(section: ModelSection, path: Path | None, recipe_dir: Path) ->
     module = architecture(source, recipe_dir)
     if path is not None:
         load_into(module, load_state_dict(path), path)
+    else:
+        check_finite(Path(section.factory), module.state_dict())
     return Loaded(module.eval(), source)
 
 
