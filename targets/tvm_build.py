@@ -145,7 +145,7 @@ def compile_module(module: Any, target: Any) -> Any:
     from tvm.relax.backend.cpu_generic import pipeline as lower
 
     pipeline = tvm.transform.Sequential(
-        [schedule_all(), *lower.dataflow_lower_passes(target), *lower.finalize_passes(target)]
+        [schedule_all(target), *lower.dataflow_lower_passes(target), *lower.finalize_passes(target)]
     )
     try:
         with target, tvm.transform.PassContext(opt_level=3):

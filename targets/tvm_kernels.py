@@ -144,8 +144,8 @@ def fake_quantize(x: Tensor, scale: float, zero_point: int, low: int, high: int)
     return te.compute(x.shape, compute, name="fake_quantize")
 
 
-def take_packed(weight: Tensor, scale: Tensor, rows: Tensor) -> Tensor:
-    """Rows of an embedding stored as the dense weight that it is tied to: (out / v, in, v), (out,) → (*rows, in)."""
+def take_packed(weight: Tensor, rows: Tensor) -> Tensor:
+    """Rows of an embedding stored as the dense weight that it is tied to: (out / v, in, v) → (*rows, in)."""
     from tvm import te
 
     blocks, depth, v = (int(d) for d in weight.shape)
@@ -153,7 +153,7 @@ def take_packed(weight: Tensor, scale: Tensor, rows: Tensor) -> Tensor:
     def compute(*index: Any) -> Any:
         *lead, k = index
         row = te.max(te.min(rows(*lead), blocks * v - 1), 0)
-        return _float(weight[row // v, k, row % v]) * scale[row]
+        return weight[row // v, k, row % v]
 
     return te.compute((*rows.shape, depth), compute, name="take_packed")
 

@@ -196,12 +196,15 @@ def gather(graph: Graph, node: Any) -> bool:
     extent = graph.shape(source)[axis]
     index = _non_negative(graph, index_name, extent)
     weight = graph.weights.get(source)
-    if weight is not None and axis == 0 and weight.values.ndim == 2 and weight.scale is not None:
+    if weight is not None and axis == 0 and weight.values.ndim == 2 and weight.values.dtype == np.int8:
         scale = weight.output_scale(0)
         if scale is not None:
             packed = graph.constant(kernels.pack_dense(weight.values.T))
-            call = graph.builder.call_te(kernels.take_packed, packed, graph.constant(scale), index)
-            graph.emit(node.output[0], call)
+            rows = graph.builder.emit_te(kernels.take_packed, packed, index)
+            if weight.scale is not None:
+                scales = relax.op.expand_dims(relax.op.take(graph.constant(scale), index, axis=0, mode="clip"), -1)
+                rows = relax.op.multiply(relax.op.astype(rows, "float32"), scales)
+            graph.emit(node.output[0], rows)
             return True
     graph.emit(node.output[0], relax.op.take(graph.value(source), index, axis=axis, mode="clip"))
     return True

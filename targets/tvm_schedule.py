@@ -19,10 +19,11 @@ REGISTERS = 12  # vectors of 8 floats kept as running sums: AVX2 has 16 register
 ROW_BLOCK = 64  # rows that one thread takes at a time: 64 rows of 1,152 inputs fill 288 kB of second-level cache
 PARALLEL_WORK = 1 << 15  # multiply-adds below which waking a thread costs more than it saves
 PARALLEL_ELEMENTS = 1 << 14  # the same for elementwise loops
+PRODUCT = "matmul"  # the block of relax.matmul
 LANES = 16  # floats that an elementwise loop handles at a time
 
 
-def schedule_all() -> Any:
+def schedule_all(target: Any) -> Any:
     """A pass that schedules every PrimFunc that has no schedule yet."""
     import tvm
     from tvm import tirx
@@ -32,7 +33,7 @@ def schedule_all() -> Any:
         done = {}
         for variable, function in module.functions_items():
             if isinstance(function, tirx.PrimFunc) and not function.attrs.get("tirx.is_scheduled", 0):
-                done[variable] = schedule(function).with_attr("tirx.is_scheduled", True)
+                done[variable] = schedule(function, target).with_attr("tirx.is_scheduled", True)
         for variable, function in done.items():
             module[variable] = function
         return module
@@ -40,7 +41,7 @@ def schedule_all() -> Any:
     return run
 
 
-def schedule(function: Any) -> Any:
+def schedule(function: Any, target: Any) -> Any:
     """The scheduled form of one function: by its kernel where there is one, else loop by loop."""
     from tvm import s_tir
 
@@ -49,13 +50,29 @@ def schedule(function: Any) -> Any:
     for name in (kernels.DENSE, kernels.CONV, kernels.DEPTHWISE):
         if name in names:
             return _kernel(sch, names[name], name)
-    product = next((b for n, b in names.items() if n.startswith("T_matmul")), None)
+    product = next((b for n, b in names.items() if n == PRODUCT), None)
     if product is not None and all(isinstance(e, int) for e in _extents(sch, product)):
         return _kernel(sch, product, kernels.DENSE)
+    rows = _rows(sch, function, target)
+    if rows is not None:
+        return rows
     inline_all(sch, list(names.values()))
     for block in sch.get_child_blocks(sch.get_sblock("root")):
         _loops(sch, block)
     return sch.mod["main"]
+
+
+def _rows(sch: Schedule, function: Any, target: Any) -> Any | None:
+    """Softmax, norms and their like by TVM's own rule, where they are worth a thread; None for anything else."""
+    from tvm.s_tir.dlight.cpu import Reduction
+
+    blocks = sch.get_child_blocks(sch.get_sblock("root"))
+    extents = [_extents(sch, b) for b in blocks]
+    work = sum(math.prod(e) for e in extents if all(isinstance(d, int) for d in e))
+    if len(blocks) < 2 or work < PARALLEL_ELEMENTS or not all(isinstance(d, int) for e in extents for d in e):
+        return None
+    found = Reduction().apply(function, target, False)
+    return None if found is None else found.mod["main"]
 
 
 def inline_all(sch: Schedule, blocks: list[Any]) -> None:

@@ -23,7 +23,7 @@ from edgec.golden import zero_state
 
 from . import tvm_kernels as kernels
 from .tvm_build import last_line
-from .tvm_schedule import schedule
+from .tvm_schedule import PRODUCT, schedule
 
 if TYPE_CHECKING:
     from edgec.model import Program
@@ -109,7 +109,7 @@ def _tasks(module: Any) -> list[tuple[Any, Any]]:
         if not isinstance(function, tirx.PrimFunc) or function.attrs.get("tirx.is_scheduled", 0):
             continue
         text = function.script()
-        if any(f'"{name}"' in text for name in (kernels.DENSE, kernels.CONV, kernels.DEPTHWISE, "T_matmul")):
+        if any(f'"{name}"' in text for name in (kernels.DENSE, kernels.CONV, kernels.DEPTHWISE, PRODUCT)):
             flops = estimate_tir_flops(_module(function))
             found.append((-flops, variable.name_hint, variable, function))
     return [(variable, function) for _, _, variable, function in sorted(found, key=lambda t: t[:2])]
@@ -141,7 +141,7 @@ def _tune_one(name: str, function: Any, target: Any, trials: int, database: Any,
         raise ConversionError(
             f"tvm: tuning {name} failed: {last_line(error)}", hint="build with `tune: {trials: 0}`"
         ) from error
-    builtin = schedule(function)
+    builtin = schedule(function, target)
     tuned = _tuned(function, target, database)
     if tuned is None:
         return Outcome(name, _time([builtin], target)[0], math.inf, False)
