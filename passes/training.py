@@ -132,7 +132,8 @@ def train(
                 torch.manual_seed(_mix(context.seed, step, world.rank))
                 _set_lr(update, lr * _lr_factor(step, total, schedule, warmup))
                 update.zero_grad(set_to_none=True)
-                value = step_module(inputs, labels)
+                with torch.enable_grad():  # a data generator may have left no_grad open around its yield
+                    value = step_module(inputs, labels)
                 if not math.isfinite(value.item()):
                     raise ConversionError(
                         f"{name}: the loss became {value.item()} in epoch {epoch + 1}, step {step - epoch * per_epoch}",

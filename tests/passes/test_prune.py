@@ -6,13 +6,13 @@ from pathlib import Path
 
 import pytest
 import torch
+from edgec.passes.prune import FineTuneOptions, MaskOptions, PruneOptions, prune
+from edgec.passes.prune_channels import kept_width
 from torch import nn
 
 from edgec import structure
 from edgec.errors import ConversionError
 from edgec.model import Model, Signature, TensorSpec
-from edgec.passes.prune import FineTuneOptions, MaskOptions, PruneOptions, prune
-from edgec.passes.prune_channels import kept_width
 from tests.passes.tiny import TinyTask, context, tiny_cnn, tiny_model
 
 IMAGE = torch.randn(1, 3, 16, 16, generator=torch.Generator().manual_seed(7))
