@@ -8,7 +8,8 @@ gives INT8's values without INT8's arithmetic. The report counts these as float 
 
 from __future__ import annotations
 
-from importlib.metadata import PackageNotFoundError, version
+from importlib.metadata import PackageNotFoundError, distribution, version
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pydantic import Field
@@ -94,14 +95,26 @@ def _version() -> str | None:
 
 
 def _llvm() -> str | None:
-    """LLVM's version inside TVM, or None: a TVM without it imports well and fails after minutes (tvm#17238)."""
-    if _version() is None:
-        return None
-    import tvm
+    """Whether LLVM is inside TVM: a TVM without it imports well and fails after minutes (tvm#17238).
 
-    if not tvm.runtime.enabled("llvm"):
+    Read off the compiler's library, because `edgec plan` and `edgec doctor` ask, and importing TVM takes many seconds:
+    `target.llvm_version_major` is registered by the LLVM code generator alone. `edgec doctor --probe` compiles.
+    """
+    import mmap
+
+    try:
+        files = distribution("apache-tvm").files or []
+    except PackageNotFoundError:
         return None
-    return str(tvm.target.codegen.llvm_version_major())
+    for name in files:
+        if name.name.startswith("libtvm") and ".so" in name.name:
+            with (
+                Path(str(name.locate())).open("rb") as file,
+                mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data,
+            ):
+                if data.find(b"target.llvm_version_major") >= 0:
+                    return f"in {name.name}"
+    return None
 
 
 def check_tools(options: TvmOptions) -> list[Machine]:
