@@ -60,6 +60,10 @@ class DistillOptions(TrainingOptions):
         True, description="also train the same student without the teacher, and report its metrics as `alone_…`"
     )
 
+    def references(self) -> list[tuple[str, str | None]]:
+        """The student's factory: another one makes another student."""
+        return [(self.student.factory, None)]
+
 
 @register_pass("distill", distributed=True)
 def distill(model: Model, options: DistillOptions, context: Context) -> Model:
@@ -164,7 +168,6 @@ class HiddenPairs:
     """Watches pairs of layers through forward hooks while it is open; `loss` compares what the last call left."""
 
     def __init__(self, pairs: list[HiddenOptions], teacher: nn.Module, student: nn.Module, task: Task) -> None:
-
         self.pairs = pairs
         self.seen: dict[tuple[str, int], torch.Tensor] = {}
         self.handles: list[Any] = []
