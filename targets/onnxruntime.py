@@ -131,7 +131,7 @@ def _optimize(paths: dict[str, Path], folder: Path, level: str) -> dict[str, onn
     models = {}
     for name, path in paths.items():
         written = folder / f"{name}.onnx"
-        _session_that_saves(path, written, level, ort_format=False)
+        _session_that_saves(path, written, level)
         models[name] = onnx.load(str(written))
         for leftover in folder.iterdir():
             leftover.unlink()
@@ -139,25 +139,25 @@ def _optimize(paths: dict[str, Path], folder: Path, level: str) -> dict[str, onn
 
 
 def _to_ort(paths: dict[str, Path], folder: Path, level: str) -> list[str]:
+    from .onnxruntime_ort import write_ort
+    from .onnxruntime_runner import LEVELS
+
     folder.mkdir()
     for name, path in paths.items():
-        _session_that_saves(path, folder / f"{name}.ort", level, ort_format=True)
+        write_ort(path.parent, path.name, f"{folder.name}/{name}.ort", LEVELS[level])
     return [f"{name}.ort" for name in paths]
 
 
-def _session_that_saves(path: Path, written: Path, level: str, *, ort_format: bool) -> None:
+def _session_that_saves(path: Path, written: Path, level: str) -> None:
     import onnxruntime as ort
 
     from .onnxruntime_runner import session_options
 
     options = session_options(level, precise=False, threads=1)
     options.optimized_model_filepath = str(written)
-    if ort_format:
-        options.add_session_config_entry("session.save_model_format", "ORT")
-    else:
-        # Beyond protobuf's 2 GB there is no other way to write the weights.
-        options.add_session_config_entry("session.optimized_model_external_initializers_file_name", "raw.bin")
-        options.add_session_config_entry("session.optimized_model_external_initializers_min_size_in_bytes", "1024")
+    # Beyond protobuf's 2 GB there is no other way to write the weights.
+    options.add_session_config_entry("session.optimized_model_external_initializers_file_name", "raw.bin")
+    options.add_session_config_entry("session.optimized_model_external_initializers_min_size_in_bytes", "1024")
     try:
         ort.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
     except Exception as error:  # pybind raises a dozen classes of its own

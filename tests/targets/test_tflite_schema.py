@@ -7,10 +7,10 @@ from typing import Any
 
 import numpy as np
 import pytest
+from edgec.targets import tflite_counts, tflite_gpu, tflite_schema, tflite_weights
 
 from edgec.errors import ConversionError, Reason
 from edgec.model import LayerScheme, Quantization
-from edgec.targets import tflite_counts, tflite_gpu, tflite_schema, tflite_weights
 
 schema = pytest.importorskip("ai_edge_litert.schema_py_generated")
 
@@ -84,7 +84,7 @@ def test_stamped_weight_computes_with_our_scales(tmp_path: Path) -> None:
 def test_weight_that_the_converter_rewrote_is_an_error() -> None:
     floats, weight = int8_weight()
     model = fully_connected(floats * 2)
-    with pytest.raises(ConversionError, match="rewrote 1 weights.*layer") as caught:
+    with pytest.raises(ConversionError, match=r"rewrote 1 weights.*layer") as caught:
         tflite_weights.stamp(model, {tflite_weights._digest(floats): weight})
     assert caught.value.reason == Reason.UNSUPPORTED_SCHEME
 
