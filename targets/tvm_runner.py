@@ -68,6 +68,27 @@ class TvmRunner:
         known = self._state.get(id(array))
         return known[1] if known is not None and known[0] is array else self._tensor(array)
 
+    def trace(self, signature: str, inputs: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+        """What each kernel wrote, in order, by the kernel's name and its number; then the outputs."""
+        import tvm
+
+        seen: dict[str, np.ndarray] = {}
+
+        def watch(function: Any, name: str, before: bool, result: Any, *arguments: Any) -> None:
+            # Kernels take their inputs and then what they write into; memory is used again, so it is copied.
+            if before or name.startswith("vm.builtin") or not arguments:
+                return
+            written = arguments[-1]
+            if isinstance(written, tvm.runtime.Tensor):
+                seen[f"{name}#{len(seen)}"] = written.numpy().copy()
+
+        self._machine.set_instrument(watch)
+        try:
+            outputs = self.run(signature, inputs)
+        finally:
+            self._machine.set_instrument(lambda *_: None)
+        return {**seen, **outputs}
+
     def reset(self) -> None:
         """Forget the state handed out."""
         self._state = {}

@@ -14,7 +14,7 @@ from onnx import helper
 
 from edgec.diff import diff
 from edgec.diff_match import Limits, Trace, first_parting, laid_out, layouts, match
-from edgec.diff_subject import open_subject
+from edgec.diff_subject import Subject, open_subject
 from edgec.errors import SourceError, UsageError
 from edgec.golden import OnnxRunner, Recording, Step, replay
 from edgec.model import Program, Signature, TensorSpec
@@ -331,3 +331,30 @@ def test_a_program_against_its_tflite_artefact(tmp_path: Path) -> None:
         if set(node.input) & after and node.op_type in ("Relu", "Clip", "QuantizeLinear", "DequantizeLinear"):
             after |= set(node.output)
     assert found.parting.pair.a in after
+
+
+class Counting:
+    """A stateful engine that counts its runs, whichever way it is run."""
+
+    stateful = True
+
+    def __init__(self) -> None:
+        self.runs = 0
+
+    def run(self, signature: str, inputs: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+        self.runs += 1
+        return {"y": np.full(4, self.runs, np.float32)}
+
+    def trace(self, signature: str, inputs: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+        return {"inner": np.ones(4, np.float32), **self.run(signature, inputs)}
+
+    def reset(self) -> None:
+        self.runs = 0
+
+
+def test_an_engine_that_keeps_its_state_runs_once_a_step() -> None:
+    engine = Counting()
+    subject = Subject("counting", "test", (STATE,), engine)
+    steps = [Step("step", {"x": np.ones((1, 4), np.float32)}) for _ in range(3)]
+    assert diff(subject, Subject("counting", "test", (STATE,), Counting()), steps).equal
+    assert engine.runs == 3
