@@ -251,24 +251,30 @@ def first_parting(a: Trace, pairs: list[Pair], holds: Callable[[Pair], bool]) ->
     """
     by_name = {p.a: p for p in pairs}
     names = list(a.tensors)
-    before = {n: (names[i - 1],) for i, n in enumerate(names) if i} if not a.inputs_of else a.inputs_of
-    stack = [p.a for p in pairs if p.how == "output" and not holds(p)]
-    seen: set[str] = set()
-    differing: list[str] = []
-    border: set[str] = set()
-    while stack:
-        name = stack.pop()
-        if name in seen:
-            continue
-        seen.add(name)
-        pair = by_name.get(name)
-        if pair is not None and holds(pair):
-            border.add(name)
-            continue
-        if pair is not None:
-            differing.append(name)
-        stack += before.get(name, ())
     order = {n: i for i, n in enumerate(names)}
+    before = {n: (names[i - 1],) for i, n in enumerate(names) if i} if not a.inputs_of else a.inputs_of
+
+    def walk(start: Iterable[str]) -> tuple[list[str], list[str]]:
+        """`(differing, agreeing)` tensors that can be reached from `start` through tensors that do not agree."""
+        stack, seen = list(start), set[str]()
+        differing, agreeing = [], []
+        while stack:
+            name = stack.pop()
+            if name in seen:
+                continue
+            seen.add(name)
+            pair = by_name.get(name)
+            if pair is not None and holds(pair):
+                agreeing.append(name)
+                continue
+            if pair is not None:
+                differing.append(name)
+            stack += before.get(name, ())
+        return differing, sorted(agreeing, key=lambda n: order[n])
+
+    differing, _ = walk(p.a for p in pairs if p.how == "output" and not holds(p))
     first = min(differing, key=lambda n: order[n], default=None)
-    agreeing = [by_name[n] for n in sorted(border, key=lambda n: order[n])]
-    return (by_name[first] if first else None), agreeing
+    if first is None:
+        return None, []
+    _, agreeing = walk(before.get(first, ()))
+    return by_name[first], [by_name[n] for n in agreeing]

@@ -235,15 +235,29 @@ class _Traced:
 
 
 def _tflite_facts(path: Path) -> Callable[[str], Facts]:
-    from edgec.diff_tflite import graph_facts
+    from edgec.diff_tflite import graph_facts, tensor_names
     from edgec.inspection.tflite import open_tflite
 
     model = open_tflite(path)
-    indices = {}
+    entries = {}
     for i in range(model.SignatureDefsLength()):
         entry = model.SignatureDefs(i)
-        indices[entry.SignatureKey().decode()] = entry.SubgraphIndex()
-    return lambda signature: graph_facts(path, indices.get(signature, 0))
+        entries[entry.SignatureKey().decode()] = entry
+
+    def facts(signature: str) -> Facts:
+        entry = entries[signature]
+        inputs_of, ops, steps = graph_facts(path, entry.SubgraphIndex())
+        graph = model.Subgraphs(entry.SubgraphIndex())
+        for i in range(entry.OutputsLength()):  # the runner gives outputs under the signature's names
+            output = entry.Outputs(i)
+            name, tensor = output.Name().decode(), tensor_names(graph)[output.TensorIndex()]
+            if name not in ops:
+                inputs_of[name], ops[name] = (tensor,), ops.get(tensor, "")
+            if tensor in steps:
+                steps.setdefault(name, steps[tensor])
+        return inputs_of, ops, steps
+
+    return facts
 
 
 def random_inputs(signature: Signature, seed: int) -> Arrays:

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from edgec.diff import Difference
     from edgec.diff_match import Pair
 
+_NAME = 44
 _HELP = "A target's folder in a bundle, an .onnx, .tflite or .mlpackage, or a Program."
 
 
@@ -58,6 +59,11 @@ def diff(
     raise typer.Exit(int(ExitCode.PARITY_FAILED))
 
 
+def _short(name: str) -> str:
+    """The end of a name: converters put whole paths of modules in front (--json has them)."""
+    return name if len(name) <= _NAME else f"…{name[-_NAME + 1 :]}"
+
+
 def _inputs(source: Path | None, seed: int) -> str:
     return f"on {source}" if source else f"on random inputs of seed {seed}"
 
@@ -68,7 +74,7 @@ def _explain(found: Difference) -> None:
     op = "" if not parting.op_a else f" ({parting.op_a}{f' / {parting.op_b}' if parting.op_b else ''})"
     out.show(
         f"they part at step {parting.step}, signature `{parting.signature}`, "
-        f"at tensor `{parting.pair.a}` / `{parting.pair.b}`{op}"
+        f"at tensor `{_short(parting.pair.a)}` / `{_short(parting.pair.b)}`{op}"
     )
     out.show(_table("there", (parting.pair,), found))
     if parting.agreeing:
@@ -87,13 +93,14 @@ def _table(title: str, pairs: tuple[Pair, ...], found: Difference) -> Table:
         table.add_column(column, justify="left" if column in ("a", "b", "matched by", "") else "right", overflow="fold")
     for pair in pairs:
         verdict = "equal" if found.limits.holds(pair) else "differs"
+        names = _short(pair.a), _short(pair.b)
         how = pair.how + (" (transposed)" if pair.transposed else "")
         if pair.row is None:
-            table.add_row(pair.a, pair.b, how, "–", "–", "–", "–", pair.fault.strip())
+            table.add_row(*names, how, "–", "–", "–", "–", pair.fault.strip())
             continue
         row = pair.row
         steps = "–" if row.off_by_n is None else str(row.off_by_n)
         table.add_row(
-            pair.a, pair.b, how, f"{row.relative_error:.2e}", f"{row.cosine:.6f}", f"{row.sqnr_db:.1f}", steps, verdict
+            *names, how, f"{row.relative_error:.2e}", f"{row.cosine:.6f}", f"{row.sqnr_db:.1f}", steps, verdict
         )
     return table
