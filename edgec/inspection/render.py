@@ -53,7 +53,10 @@ def _table(title: str, columns: tuple[str, ...]) -> Table:
 
 
 def _graph(graph: Graph) -> list[Text | Table]:
-    table = _table(f"{graph.name}: {graph.op_count:,} operations", ("", "name", "shape", "dtype", "quantised"))
+    table = _table(
+        f"{graph.name}: {graph.op_count:,} operations" if graph.ops else graph.name,
+        ("", "name", "shape", "dtype", "quantised"),
+    )
     for kind, ports in (("input", graph.inputs), ("output", graph.outputs)):
         for port in ports:
             table.add_row(kind, port.name, _shape(port), port.dtype, _scale(port))

@@ -96,6 +96,8 @@ def test_a_core_ml_package_with_int8_weights(packages: Path) -> None:
     (quantized,) = inspect_path(packages / "int8.mlpackage").quantized
     assert (quantized.what, quantized.dtype, quantized.granularity) == ("weights", "int8", "per channel")
     assert quantized.parameters == 32 * 64
+    weights = np.random.default_rng(0).normal(size=(32, 64))  # as in COREML; one scale per row: its greatest / 127
+    assert quantized.greatest_scale == pytest.approx(np.abs(weights).max() / 127, rel=1e-3)
 
 
 @pytest.mark.slow
