@@ -16,20 +16,8 @@ from edgec.golden import replay
 from edgec.model import Artifact, LayerScheme, Program, Quantization
 from edgec.parity import Parity, compare
 
-from .programs import cnn_program, decoder_program
-
 onnx = pytest.importorskip("onnx")
 pytestmark = pytest.mark.slow
-
-
-@pytest.fixture(scope="module")
-def cnn(tmp_path_factory: pytest.TempPathFactory) -> Program:
-    return cnn_program(tmp_path_factory.mktemp("cnn"))
-
-
-@pytest.fixture(scope="module")
-def decoder(tmp_path_factory: pytest.TempPathFactory) -> Program:
-    return decoder_program(tmp_path_factory.mktemp("decoder"))
 
 
 def build(program: Program, folder: Path, **options: object) -> tuple[Artifact, Context]:
@@ -47,14 +35,14 @@ def parity(program: Program, artifact: Artifact) -> Parity:
     return compare(outputs, [s.outputs for s in steps], quantised, may_be_absent=state)
 
 
-def test_static_int8_equals_the_golden_at_every_level(cnn: Program, tmp_path: Path) -> None:
+def test_static_int8_equals_the_golden_at_every_level(small_cnn: Program, tmp_path: Path) -> None:
     for level in ("basic", "extended", "all"):
-        artifact, _ = build(cnn, tmp_path / level, level=level, ort_format=False)
-        assert parity(cnn, artifact).off_by_n == 0, level
+        artifact, _ = build(small_cnn, tmp_path / level, level=level, ort_format=False)
+        assert parity(small_cnn, artifact).off_by_n == 0, level
 
 
-def test_static_int8_is_fused_and_float_leftovers_are_counted(cnn: Program, tmp_path: Path) -> None:
-    artifact, _ = build(cnn, tmp_path / "a")
+def test_static_int8_is_fused_and_float_leftovers_are_counted(small_cnn: Program, tmp_path: Path) -> None:
+    artifact, _ = build(small_cnn, tmp_path / "a")
     ops = artifact.details["report_ops"]
     assert ops["QLinearConv"] == 5
     assert "Conv" not in ops
@@ -64,58 +52,58 @@ def test_static_int8_is_fused_and_float_leftovers_are_counted(cnn: Program, tmp_
     assert artifact.details["report_error_without_x64_precision"] >= 0
 
 
-def test_optimised_and_ort_files_compute_the_same(cnn: Program, tmp_path: Path) -> None:
+def test_optimised_and_ort_files_compute_the_same(small_cnn: Program, tmp_path: Path) -> None:
     import onnxruntime as ort
 
-    artifact, _ = build(cnn, tmp_path / "a")
+    artifact, _ = build(small_cnn, tmp_path / "a")
     assert {f.role for f in artifact.files} == {"model", "optimized", "ort"}
     assert artifact.bytes == artifact.file("model").stat().st_size
-    step = cnn.recording().steps[0]
+    step = small_cnn.recording().steps[0]
     for role in ("optimized", "ort"):
         session = ort.InferenceSession(str(artifact.file(role)), providers=["CPUExecutionProvider"])
         np.testing.assert_allclose(session.run(["logits"], step.inputs)[0], step.outputs["logits"], atol=0.01)
 
 
-def test_two_conversions_give_the_same_bytes(decoder: Program, tmp_path: Path) -> None:
-    first, second = (build(decoder, tmp_path / n)[0] for n in ("a", "b"))
+def test_two_conversions_give_the_same_bytes(small_decoder: Program, tmp_path: Path) -> None:
+    first, second = (build(small_decoder, tmp_path / n)[0] for n in ("a", "b"))
     names = [f.name for f in first.files]
     assert names == [f.name for f in second.files]
     for name in names:
         assert (first.path / name).read_bytes() == (second.path / name).read_bytes(), name
 
 
-def test_signatures_share_one_file_of_weights(decoder: Program, tmp_path: Path) -> None:
-    artifact, _ = build(decoder, tmp_path / "a")
+def test_signatures_share_one_file_of_weights(small_decoder: Program, tmp_path: Path) -> None:
+    artifact, _ = build(small_decoder, tmp_path / "a")
     models = {f.name: f.bytes for f in artifact.files if f.role == "model"}
     assert set(models) == {"decode.onnx", "prefill.onnx", "weights.bin"}
-    assert models["weights.bin"] < 1.5 * decoder.parameters  # INT8, each tensor once, padded to pages
+    assert models["weights.bin"] < 1.5 * small_decoder.parameters  # INT8, each tensor once, padded to pages
     assert max(models["decode.onnx"], models["prefill.onnx"]) < 50_000
 
 
-def test_int8_weights_become_matmul_nbits_with_our_scales(decoder: Program, tmp_path: Path) -> None:
-    artifact, context = build(decoder, tmp_path / "a")
+def test_int8_weights_become_matmul_nbits_with_our_scales(small_decoder: Program, tmp_path: Path) -> None:
+    artifact, context = build(small_decoder, tmp_path / "a")
     assert artifact.details["report_ops"]["MatMulNBits"] == 30  # 7 per layer and the head, in both signatures
     assert artifact.counts["float_ops"] == 0
     assert any("30 products" in note for note in context.log.notes)
-    result = parity(decoder, artifact)
+    result = parity(small_decoder, artifact)
     assert result.cosine > 0.999
     assert result.relative_error < 0.05  # activations are quantised to 8 bits on the fly
 
 
-def test_tied_head_and_embedding_are_stored_once(decoder: Program, tmp_path: Path) -> None:
-    artifact, _ = build(decoder, tmp_path / "a")
+def test_tied_head_and_embedding_are_stored_once(small_decoder: Program, tmp_path: Path) -> None:
+    artifact, _ = build(small_decoder, tmp_path / "a")
     model = onnx.load(str(artifact.path / "decode.onnx"), load_external_data=False)
     vocabulary = [t for t in model.graph.initializer if t.dims and t.dims[0] == 256 and t.data_type in (2, 3)]
     assert len(vocabulary) == 1
 
 
-def test_pools_are_updated_in_place_and_forgotten_on_reset(decoder: Program, tmp_path: Path) -> None:
-    artifact, _ = build(decoder, tmp_path / "a")
+def test_pools_are_updated_in_place_and_forgotten_on_reset(small_decoder: Program, tmp_path: Path) -> None:
+    artifact, _ = build(small_decoder, tmp_path / "a")
     assert artifact.details["in_place"]["decode"] == ["k_0", "v_0", "k_1", "v_1"]
     runner = OrtRunner(artifact)
     assert runner.stateful
-    steps = decoder.recording().steps
-    outputs = replay(runner, decoder.signatures, steps)
+    steps = small_decoder.recording().steps
+    outputs = replay(runner, small_decoder.signatures, steps)
     pool = steps[-1].outputs["k_1_out"]
     np.testing.assert_allclose(runner.pool("k_1"), pool, atol=0.05 * np.abs(pool).max())
     assert "k_1_out" not in outputs[-1]
@@ -126,18 +114,18 @@ def test_pools_are_updated_in_place_and_forgotten_on_reset(decoder: Program, tmp
     assert first.shape == again.shape
 
 
-def test_pools_that_take_turns_give_the_same_numbers(decoder: Program, tmp_path: Path) -> None:
-    artifact, _ = build(decoder, tmp_path / "a")
-    steps = decoder.recording().steps
-    in_place = replay(OrtRunner(artifact), decoder.signatures, steps)
+def test_pools_that_take_turns_give_the_same_numbers(small_decoder: Program, tmp_path: Path) -> None:
+    artifact, _ = build(small_decoder, tmp_path / "a")
+    steps = small_decoder.recording().steps
+    in_place = replay(OrtRunner(artifact), small_decoder.signatures, steps)
     artifact.details["in_place"] = {"decode": [], "prefill": []}
-    in_turns = replay(OrtRunner(artifact), decoder.signatures, steps)
+    in_turns = replay(OrtRunner(artifact), small_decoder.signatures, steps)
     for a, b in zip(in_place, in_turns, strict=True):
         np.testing.assert_array_equal(a["logits"], b["logits"])
 
 
-def test_float_decoder_equals_the_golden(decoder: Program, tmp_path: Path) -> None:
-    program = decoder.baseline
+def test_float_decoder_equals_the_golden(small_decoder: Program, tmp_path: Path) -> None:
+    program = small_decoder.baseline
     assert program is not None
     artifact, _ = build(program, tmp_path / "a", ort_format=False)
     assert parity(program, artifact).relative_error < 1e-5
@@ -178,14 +166,14 @@ def test_block_divides_the_rows_when_one_can() -> None:
     assert pack("w", np.zeros((2, 40), np.int8), np.ones(2, np.float32)).values.shape == (2, 2, 32)
 
 
-def test_per_channel_int8_below_opset_13_is_refused(cnn: Program, tmp_path: Path) -> None:
+def test_per_channel_int8_below_opset_13_is_refused(small_cnn: Program, tmp_path: Path) -> None:
     """neural-compressor#819, at the last door: an old file would lose all scales but one per layer."""
     from edgec.targets.onnxruntime_graph import check_opset
 
-    model = onnx.load(str(cnn.onnx_path("main")))
+    model = onnx.load(str(small_cnn.onnx_path("main")))
     model.opset_import[0].version = 12
     with pytest.raises(ConversionError, match=r"opset 12.*quantised per channel") as caught:
-        check_opset(model, "main", cnn.quantization)
+        check_opset(model, "main", small_cnn.quantization)
     assert "opset: 21" in caught.value.hint
     check_opset(model, "main", Quantization("static", (LayerScheme("a", "Conv2d", "int8", None),)))
     check_opset(model, "main", None)
