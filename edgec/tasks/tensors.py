@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import numpy as np
 from pydantic import BeforeValidator, Field, WithJsonSchema
 
+from edgec.errors import RecipeError
 from edgec.golden import Step
 from edgec.model import Signature, TensorSpec
 from edgec.registry import Options, register_task
@@ -81,6 +82,11 @@ class TensorsTask(Task):
             result = module(*self._sample("example", 0))
         outputs = result if isinstance(result, tuple | list) else (result,)
         names = self.options.outputs or tuple("output" if i == 0 else f"output_{i}" for i in range(len(outputs)))
+        if len(names) != len(outputs):
+            raise RecipeError(
+                f"task `tensors` names {len(names)} outputs, the model gives {len(outputs)}",
+                hint="name all of them in `outputs`, or none",
+            )
         return (
             Signature(
                 name="main",
