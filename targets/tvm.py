@@ -59,7 +59,12 @@ class TvmOptions(Options):
         description="run recorded steps through the aarch64-linux-gnu library under qemu-user; needs qemu and TVM's "
         "runtime for Arm, which is fetched once. Without them the library is reported unproven",
     )
-    verify_steps: int = Field(2, ge=1, description="how many recorded steps to run there: emulation is slow")
+    verify_seconds: float = Field(
+        60.0,
+        ge=0,
+        description="how long a signature may be expected to take there, the cheapest one apart, which always runs: "
+        "emulation is some 50 times slower than this machine",
+    )
     tune: TuneOptions = Field(default_factory=TuneOptions, description="search for schedules by trying them here")
 
 

@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 
 from edgec.errors import ConversionError, ToolMissing
-from edgec.golden import Arrays, Recording
+from edgec.golden import Arrays, Step
 from edgec.model import Artifact, Signature
 
 from .tvm_build import AARCH64, linker
@@ -34,7 +34,6 @@ WHEELS = {
     "apache-tvm==0.27.0.post1": "4acfdb7653e4e1ba7a707bdf2833db72eb8fda7d04d99141f2a4e1da43171fb7",
     "apache-tvm-ffi==0.1.14.post0": "d1a011a0743acb88ffc650c70bfb1376fa90cb7196b042598c6d0c1e690ce185",
 }
-LIMIT = 1800  # seconds that an emulated run may take
 
 
 @dataclass(frozen=True)
@@ -109,68 +108,49 @@ def _compile(source: Path, compiler: tuple[str, ...], folder: Path) -> None:
         raise ToolMissing(f"{AARCH64}-g++ can't compile TVM's host program: {last}", hint="see `edgec doctor`")
 
 
-def run_aarch64(artifact: Artifact, library: str, recording: Recording, steps: int, host: ArmHost) -> list[Arrays]:
-    """Run the first `steps` recorded steps through an aarch64 library; gives each step's outputs, without state.
+def run_aarch64(artifact: Artifact, library: str, step: Step, state: Arrays, host: ArmHost, limit: float) -> Arrays:
+    """Run one recorded step through an aarch64 library, from a given state; gives its outputs, state included.
 
     Raises:
-        ConversionError: the program failed or took too long.
+        ConversionError: the program failed or took longer than `limit` seconds.
     """
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary)
-        saved = _write_script(artifact, recording, steps, folder)
+        spec = next(s for s in artifact.signatures if s.name == step.signature)
+        _write_script(artifact, spec, step.inputs | state, folder)
         command = [host.emulator, "-L", str(SYSROOT), "-cpu", "max", str(host.program)]
         command += [str(artifact.path / library), str(folder / "script"), str(folder / "output")]
         # One thread: TVM's pool binds threads to cores that the emulator doesn't show.
         environment = {**os.environ, "TVM_NUM_THREADS": "1"}
         try:
-            done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=LIMIT, env=environment)
+            done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=limit, env=environment)
         except subprocess.TimeoutExpired as error:
             raise ConversionError(
-                f"tvm: {library} ran longer than {LIMIT} s under {QEMU}", hint="lower `verify_steps`"
+                f"tvm: `{step.signature}` of {library} ran longer than {limit:.0f} s under {QEMU}",
+                hint="raise `verify_seconds`, or set `verify_cross: false` and run it on a device",
             ) from error
         if done.returncode:
             last = (done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[-1]
             raise ConversionError(f"tvm: {library} failed under {QEMU}: {last}", hint="run it on a device")
-        return _read_outputs(folder / "output", saved, steps)
+        return _read_outputs(folder / "output", spec)
 
 
-def _write_script(
-    artifact: Artifact, recording: Recording, steps: int, folder: Path
-) -> list[tuple[int, str, tuple[int, ...], str]]:
-    """The host program's script and its inputs; gives what it will save: (step, output, shape, dtype)."""
-    params = artifact.path / artifact.details["params"]
-    lines = _parameter_lines(params)
+def _write_script(artifact: Artifact, spec: Signature, inputs: Arrays, folder: Path) -> None:
+    """The host program's script, and the inputs that it reads. Every output is saved, in order."""
+    lines = _parameter_lines(artifact.path / artifact.details["params"])
     data = bytearray()
-    saved: list[tuple[int, str, tuple[int, ...], str]] = []
-
-    def tensor(name: str, array: np.ndarray) -> None:
-        lines.append(_tensor_line(name, folder / "inputs", len(data), str(array.dtype), array.shape))
-        data.extend(np.ascontiguousarray(array).tobytes())
-
-    by_name = {s.name: s for s in artifact.signatures}
-    known: set[str] = set()
-    for i, step in enumerate(recording.steps[:steps]):
-        spec: Signature = by_name[step.signature]
-        function = artifact.details["functions"][step.signature]
-        becomes = dict(spec.state)
-        for t in spec.inputs:
-            if t.name in becomes and t.name not in known:
-                tensor(t.name, np.zeros(t.sized({}), t.dtype))
-                known.add(t.name)
-            elif t.name not in becomes:
-                tensor(f"{i}/{t.name}", step.inputs[t.name])
-        inputs = [t.name if t.name in becomes else f"{i}/{t.name}" for t in spec.inputs]
-        kept = {out: name for name, out in spec.state}
-        outputs = [kept.get(t.name, f"{i}/{t.name}") for t in spec.outputs]
-        sizes = (len(inputs), len(function["params"]), len(outputs))
-        lines.append(" ".join(map(str, ("call", function["name"], *sizes, *inputs, *function["params"], *outputs))))
-        for t, name in zip(spec.outputs, outputs, strict=True):
-            if t.name not in kept:
-                lines.append(f"save {name}")
-                saved.append((i, t.name, step.outputs[t.name].shape, t.dtype))
+    for i, t in enumerate(spec.inputs):
+        array = np.ascontiguousarray(inputs[t.name])
+        lines.append(_tensor_line(f"in{i}", folder / "inputs", len(data), str(array.dtype), array.shape))
+        data.extend(array.tobytes())
+    function = artifact.details["functions"][spec.name]
+    given = [f"in{i}" for i in range(len(spec.inputs))]
+    results = [f"out{i}" for i in range(len(spec.outputs))]
+    sizes = (len(given), len(function["params"]), len(results))
+    lines.append(" ".join(map(str, ("call", function["name"], *sizes, *given, *function["params"], *results))))
+    lines += [f"save {name}" for name in results]
     (folder / "inputs").write_bytes(data)
     (folder / "script").write_text("\n".join(lines) + "\n")
-    return saved
 
 
 def _parameter_lines(path: Path) -> list[str]:
@@ -191,11 +171,12 @@ def _tensor_line(name: str, path: Path, offset: int, dtype: str, shape: tuple[in
     return " ".join(map(str, ("tensor", name, path, offset, dtype, len(shape), *shape)))
 
 
-def _read_outputs(path: Path, saved: list[tuple[int, str, tuple[int, ...], str]], steps: int) -> list[Arrays]:
-    results: list[Arrays] = [{} for _ in range(steps)]
+def _read_outputs(path: Path, spec: Signature) -> Arrays:
+    outputs: Arrays = {}
     data, offset = path.read_bytes(), 0
-    for step, name, shape, dtype in saved:
-        size = int(np.prod(shape)) * np.dtype(dtype).itemsize
-        results[step][name] = np.frombuffer(data[offset : offset + size], dtype).reshape(shape)
+    for t in spec.outputs:
+        shape = t.sized({})
+        size = int(np.prod(shape)) * np.dtype(t.dtype).itemsize
+        outputs[t.name] = np.frombuffer(data[offset : offset + size], t.dtype).reshape(shape)
         offset += size
-    return results
+    return outputs

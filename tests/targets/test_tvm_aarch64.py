@@ -12,8 +12,9 @@ from edgec.targets import tvm as target
 from edgec.targets.tvm_cross import qemu
 from edgec.targets.tvm_prove import prove_aarch64
 
+from edgec.context import Context
 from edgec.errors import ParityError
-from edgec.model import Program
+from edgec.model import Artifact, Program
 from tests.targets.programs import cnn_program, decoder_program
 from tests.targets.test_tvm import build
 
@@ -32,11 +33,18 @@ def cache() -> Path:
     return base / "edgec" / "tests"
 
 
-def _build(program: Program, folder: Path, cache: Path, **options: object) -> tuple[target.Artifact, target.Context]:
+def _build(program: Program, folder: Path, cache: Path) -> tuple[Artifact, Context]:
     folder.mkdir(exist_ok=True)
     cache.mkdir(parents=True, exist_ok=True)
     (folder / "cache").symlink_to(cache)
-    return build(program, folder, triples=BOTH, **options)
+    return build(program, folder, triples=BOTH)
+
+
+@pytest.fixture(scope="module")
+def decoder(tmp_path_factory: pytest.TempPathFactory, cache: Path) -> tuple[Program, Artifact, Context]:
+    folder = tmp_path_factory.mktemp("decoder-arm")
+    program = decoder_program(folder / "program", layers=1)
+    return program, *_build(program, folder / "out", cache)
 
 
 def test_int8_cnn_on_arm_gives_the_golden(tmp_path: Path, cache: Path) -> None:
@@ -46,13 +54,21 @@ def test_int8_cnn_on_arm_gives_the_golden(tmp_path: Path, cache: Path) -> None:
     assert library["relative_error"] < 1e-6
 
 
-def test_decoder_on_arm_carries_its_pools_over_all_steps(tmp_path: Path, cache: Path) -> None:
-    program = decoder_program(tmp_path / "program", layers=1)
-    steps = len(program.recording().steps)
-    artifact, context = _build(program, tmp_path / "out", cache, verify_steps=steps)
+def test_decoder_on_arm_continues_from_filled_pools(decoder: tuple[Program, Artifact, Context]) -> None:
+    _, artifact, context = decoder
     library = artifact.details["report_libraries"][1]
     assert library["proof"] == "executed under qemu-user", context.log.warnings
-    assert library["steps"] == steps and library["relative_error"] < 1e-5
+    assert set(library["proven_signatures"]) == {"decode", "prefill"} and library["relative_error"] < 1e-5
+
+
+def test_a_signature_that_would_take_too_long_is_unproven(decoder: tuple[Program, Artifact, Context]) -> None:
+    program, artifact, context = decoder
+    library = dict(artifact.details["report_libraries"][1])
+    options = target.TvmOptions.model_validate({"verify_seconds": 0.0})
+    prove_aarch64(artifact, library, program, options, context)
+    assert library["proof"] == "partly executed under qemu-user"
+    assert len(library["proven_signatures"]) == 1
+    assert any("is unproven here" in warning for warning in context.log.warnings)
 
 
 def test_a_wrong_weight_is_caught_on_arm(tmp_path: Path, cache: Path) -> None:
