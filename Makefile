@@ -25,7 +25,7 @@ lint: setup
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(if $(CXX_FILES),$(BIN)/clang-format --dry-run --Werror $(CXX_FILES))
-	$(foreach file,$(filter %.cpp,$(CXX_FILES)),scripts/check-cpp.sh $(file) &&) true
+	$(if $(CXX_FILES),scripts/check-cpp.sh $(filter %.cpp,$(CXX_FILES)))
 	$(BIN)/python -m edgec.docgen --check
 
 format: setup
