@@ -238,8 +238,8 @@ class _Run:
         if stage.kind in ("source", "import"):
             # As float32, whatever the checkpoint is stored in. BatchNorm's statistics count, though no parameters.
             document.source_bytes = max(4 * result["parameters"], result["bytes"])
-            if document.metric:
-                document.metric.source = metric
+        if document.metric and (stage.kind in ("source", "import") or stage.name == "train"):
+            document.metric.source, document.metric.stage = metric, stage.id
         record = StageRecord(
             stage=stage.id,
             kind=_kind(stage),
@@ -276,7 +276,7 @@ class _Run:
         info = self.document.metric
         if info is None or samples is None:
             return None
-        subsets = self.entries["source"].result["subset_metrics"] if "source" in self.entries else {}
+        subsets = self.entries[info.stage].result.get("subset_metrics", {}) if info.stage in self.entries else {}
         value: float | None = subsets.get(str(samples), {}).get(info.name)
         return info.source if value is None else value
 

@@ -88,11 +88,7 @@ def _source(request: Request, context: Context) -> dict[str, Any]:
     model = Model(loaded.module.eval(), task, loaded.source)
     reference = task.reference(_torch_runner(model))
     _save_reference(out, reference)
-    result = _finish(model, request, reference, context)
-    # Artefacts are evaluated on fewer samples than models: a drop means something only on the same ones.
-    sizes = {request.measure["target_samples"], request.measure["evaluated_samples"]} - {0, request.measure["samples"]}
-    subsets = {str(n): task.evaluate(_torch_runner(model), reference or None, limit=n) for n in sorted(sizes)}
-    return result | {"subset_metrics": subsets}
+    return _finish(model, request, reference, context)
 
 
 def _import(request: Request, context: Context) -> dict[str, Any]:
@@ -172,7 +168,17 @@ def _finish(model: Model, request: Request, reference: Arrays, context: Context)
             metrics = model.task.evaluate(_torch_runner(model), reference or None, limit=request.measure["samples"])
     model.metrics = dict(metrics)
     save_model(model, Path(request.out))
-    return {"bytes": model_bytes(model), "parameters": model.parameters, "metrics": model.metrics}
+    result = {"bytes": model_bytes(model), "parameters": model.parameters, "metrics": model.metrics}
+    if request.kind == "source" or request.name == "train":
+        # What drops are counted from. Artefacts are evaluated on fewer samples, and only on the same ones does a drop
+        # mean something.
+        measure = request.measure
+        sizes = {measure["target_samples"], measure["evaluated_samples"]} - {0, measure["samples"]}
+        runner = _torch_runner(model)
+        result["subset_metrics"] = {
+            str(n): model.task.evaluate(runner, reference or None, limit=n) for n in sorted(sizes)
+        }
+    return result
 
 
 def _torch_runner(model: Model) -> Any:

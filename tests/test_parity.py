@@ -54,6 +54,9 @@ def test_the_worst_output_and_step_is_named() -> None:
     assert (parity.worst.output, parity.worst.step) == ("b", 1)
     assert len(parity.rows) == 4 and parity.off_by_n == 1
     assert [r.off_by_n for r in parity.rows] == [None, 0, None, 1]
+    bad = parity.worst
+    assert (parity.cosine, parity.sqnr_db, parity.relative_error) == (bad.cosine, bad.sqnr_db, bad.relative_error)
+    assert parity.sqnr_db < 30 and parity.cosine < 1.0 and not parity.equal
 
 
 def test_off_by_n_is_none_for_float_outputs() -> None:

@@ -166,6 +166,7 @@ class MetricInfo(Part):
     name: str
     higher_is_better: bool = True
     source: float | None = Field(None, description="the source model's value, from which drops are counted")
+    stage: str = Field("source", description="the stage after which it was taken: `train`, where a recipe has one")
 
 
 class RecipeInfo(Part):
@@ -249,9 +250,12 @@ def complete(document: BuildDocument) -> None:
     from edgec.report.waste import measure_wastes
 
     before = document.source_bytes
+    base = document.stage(document.metric.stage) if document.metric else None
+    untrained = document.ledger[: document.ledger.index(base)] if base else []
     for stage in document.ledger:
         target = document.targets.get(stage.stage)
-        stage.drop = drop(document.metric, stage.metric, target.source_metric if target else None)
+        source = target.source_metric if target else None
+        stage.drop = None if stage in untrained else drop(document.metric, stage.metric, source)
         if stage.predicted_bytes is None:
             stage.predicted_bytes = before if stage.kind == "target" else stage.facts.get("predicted_bytes")
         if stage.bytes and before:

@@ -70,6 +70,19 @@ def test_drops_are_counted_from_the_source() -> None:
     assert document.targets["tflite"].drop == pytest.approx(0.0126)
 
 
+def test_drops_are_counted_from_the_model_that_was_trained() -> None:
+    """A recipe that trains its teacher starts from random weights, from which nothing drops."""
+    document = sample()
+    document.ledger.insert(1, stage("train", "pass", 8 * MB, 0.93))
+    document.ledger[0].metric = 0.1
+    assert document.metric is not None
+    document.metric.source, document.metric.stage = 0.93, "train"
+    complete(document)
+    drops = {s.stage: s.drop for s in document.ledger}
+    assert drops["source"] is None and drops["train"] == 0.0
+    assert drops["distill"] == pytest.approx(0.018) and drops["tflite"] == pytest.approx(0.0226)
+
+
 def test_an_artefact_drops_from_the_source_on_its_own_samples() -> None:
     document = sample()
     document.targets["tflite"].samples, document.targets["tflite"].source_metric = 8, 1.0
