@@ -143,7 +143,7 @@ def _load_torch(path: Path) -> dict[str, torch.Tensor]:
         words = str(cause)
         if "TorchScript" in words:
             raise _bad(path, "it is a TorchScript program, not a state dict") from cause
-        raise _bad(path, words.splitlines()[0] if words else type(cause).__name__) from cause
+        raise _bad(path, words.splitlines()[0].partition(". ")[0] if words else type(cause).__name__) from cause
     return _find_state(path, loaded)
 
 
