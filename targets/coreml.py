@@ -42,11 +42,11 @@ class CoreMLOptions(Options):
     precision: Literal["float16", "float32"] = Field(
         "float16",
         description="what floats are computed in; the Neural Engine takes float16 only, float32 keeps a program on "
-        "the CPU and the GPU",
+        "the CPU and the GPU. With float16 the mean of squares in a norm stays in float32: it overflows float16",
     )
     float32_operations: tuple[str, ...] = Field(
         (),
-        description="with float16: MIL operations that stay in float32 all the same, by type (`reduce_mean`) or name",
+        description="with float16: further MIL operations that stay in float32, by type (`reduce_mean`) or name",
     )
     kv_cache: Literal["both", "inputs", "state"] = Field(
         "both",

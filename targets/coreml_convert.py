@@ -54,6 +54,7 @@ def convert_signature(exported: ExportedProgram, signature: Signature, options: 
     """
     import coremltools as ct
 
+    from .coreml_precision import compute_precision
     from .coreml_state import with_states
 
     inputs, outputs = list(signature.inputs), list(signature.outputs)
@@ -69,7 +70,7 @@ def convert_signature(exported: ExportedProgram, signature: Signature, options: 
             inputs=[_tensor_type(t, half_state and t.name in pools) for t in inputs],
             outputs=[_tensor_type(t, half_state and t.name in pools) for t in outputs],
             minimum_deployment_target=getattr(ct.target, options.minimum_deployment_target),
-            compute_precision=_precision(options),
+            compute_precision=compute_precision(options),
             pass_pipeline=_passes(),
             skip_model_load=True,
         )
@@ -105,17 +106,6 @@ def _tensor_type(spec: TensorSpec, half: bool) -> Any:
     if spec.dtype.startswith("float"):
         return ct.TensorType(name=spec.name, dtype=np.float16 if half else np.float32)
     return ct.TensorType(name=spec.name, dtype=np.int32)  # Core ML has no other integer at its edge
-
-
-def _precision(options: CoreMLOptions) -> Any:
-    import coremltools as ct
-
-    if options.precision == "float32":
-        return ct.precision.FLOAT32
-    if not options.float32_operations:
-        return ct.precision.FLOAT16
-    kept = set(options.float32_operations)
-    return ct.transform.FP16ComputePrecision(op_selector=lambda op: op.op_type not in kept and op.name not in kept)
 
 
 def _passes() -> Any:

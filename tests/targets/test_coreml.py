@@ -209,6 +209,23 @@ def test_scale_that_float16_cannot_hold_is_reported(tmp_path: Path) -> None:
     assert any("scales are below" in w for w in surroundings.log.warnings)
 
 
+def test_norm_of_large_activations_survives_float16(tmp_path: Path) -> None:
+    """SmolLM2's residual stream reaches 24,600, whose square no float16 holds."""
+    import torch
+
+    class Norm(torch.nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x * torch.rsqrt((x * x).mean(-1, keepdim=True) + 1e-5)
+
+    signature = Signature("main", (TensorSpec("x", (1, 64), "float32"),), (TensorSpec("y", (1, 64), "float32"),))
+    x = np.random.default_rng(0).uniform(-25e3, 25e3, (1, 64)).astype(np.float32)
+    program = torch_program(tmp_path / "p", Norm(), (torch.from_numpy(x),), signature, [{"x": x}])
+    artifact = convert(program, CoreMLOptions(), context(tmp_path / "c"))
+    assert parity(program, artifact).sqnr_db > 60
+    trace = open_artifact(artifact).trace("main", {"x": x})  # type: ignore[attr-defined]
+    assert max(float(np.abs(v).max()) for v in trace.values()) > 65504  # so float16 alone would not have done
+
+
 def test_float_operation_in_an_int8_graph_is_counted() -> None:
     def node(kind: str, reads: tuple[str, ...], write: str) -> Node:
         return Node(kind, reads, (write,), {"x": reads})
