@@ -78,7 +78,7 @@ def save_model(model: Model, folder: Path) -> None:
     """
     from safetensors.torch import save_file
 
-    from edgec import structure
+    from edgec.structure import describe
 
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -97,7 +97,7 @@ def save_model(model: Model, folder: Path) -> None:
             "source": model.source,
             "quantization": _json(model.quantization),
             "metrics": model.metrics,
-            "structure": None if is_graph(model) else structure.describe(model.module),
+            "structure": None if is_graph(model) else describe(model.module),
         }
         (folder / MODEL).write_text(json.dumps(description, indent=1, sort_keys=True))
     except OSError as error:
@@ -165,11 +165,11 @@ def _load_weights(
     from safetensors import SafetensorError
     from safetensors.torch import load_file
 
-    from edgec import structure
+    from edgec.structure import apply
 
     build = architecture or _default_architecture()
     module = build(description["source"], recipe_dir)
-    structure.apply(module, description["structure"])
+    apply(module, description["structure"])
     if quantization is not None:
         from edgec.passes.quantize_weights import replace_layers
 

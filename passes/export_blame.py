@@ -64,11 +64,14 @@ def unsupported_ops(program: ExportedProgram) -> list[tuple[str, str, str]]:
 
     registry = _registration.ONNXRegistry.from_torchlib()
     decomposed = _core._prepare_exported_program_for_export(program, registry=registry)
+    # What the user called: decomposition has replaced it, but keeps its stack.
+    called = {n.meta.get("stack_trace"): str(n.target) for n in program.graph.nodes if n.op == "call_function"}
     found: dict[tuple[str, str], str] = {}
     for node in decomposed.graph.nodes:
         target = node.target if node.op == "call_function" else None
         if isinstance(target, torch._ops.OpOverload) and not registry.is_registered(target):
-            found.setdefault((str(target), source_line(node)), module_name(node))
+            op = called.get(node.meta.get("stack_trace"), str(target))
+            found.setdefault((op, source_line(node)), module_name(node))
     return [(op, line, module) for (op, line), module in found.items()]
 
 
