@@ -115,9 +115,8 @@ def train(
             objective, [name, epochs, lr, optimizer, weight_decay, schedule, warmup, clip, precision, per_epoch],
             [context.seed, world.size],
         )  # fmt: skip
-        checkpoint = Checkpoint(context.work / f"{name}.training.pt", digest, world.rank)
+        checkpoint = Checkpoint(context.work / f"{name}.training.pt", digest, world.rank, world.size)
         start, losses = checkpoint.load(objective, update)
-        _agree_on(start, world)
         total = epochs * per_epoch
         clock = _Clock(context, name, start, total)
         step = start
@@ -221,22 +220,6 @@ def _distributed(objective: nn.Module, world: World) -> nn.Module:
     return DistributedDataParallel(objective)
 
 
-def _agree_on(start: int, world: World) -> None:
-    """All ranks resume at the same step, or none may: each would train another model."""
-    if world.size == 1:
-        return
-    from torch import distributed
-
-    starts: list[Any] = [None] * world.size
-    distributed.all_gather_object(starts, start)
-    if len(set(starts)) > 1:
-        raise ConversionError(
-            f"the processes of this training resume at different steps ({', '.join(map(str, starts))})",
-            hint="give all of them the same store, on a disk that they share",
-            reason=Reason.INVARIANT_BROKEN,
-        )
-
-
 def _share_buffers(module: nn.Module, world: World) -> None:
     """DDP hands rank 0's BatchNorm statistics round before each step, so the last step's are still each rank's own."""
     if world.size == 1:
@@ -327,11 +310,14 @@ def _process_group(context: Context, name: str) -> Iterator[World]:
 
     store, rank, size = next(rendezvous("env://"))
     # Stages are processes that come one after the other on torchrun's one store: keys of the last must not meet ours.
-    store = distributed.distributed_c10d.PrefixStore(f"edgec/{context.work.name}/{name}", store)
+    attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
+    store = distributed.distributed_c10d.PrefixStore(f"edgec/{context.work.name}/{name}/{attempt}", store)
     distributed.init_process_group("gloo", store=store, rank=rank, world_size=size)
     try:
         yield World(rank, size)
-        distributed.barrier()  # a rank that leaves first would take its end of the others' last messages with it
+        # A rank that left first would take its end of the others' last messages with it; the store outlives them all.
+        store.set(f"finished/{rank}", "")
+        store.wait([f"finished/{r}" for r in range(size)])
     finally:
         distributed.destroy_process_group()
 

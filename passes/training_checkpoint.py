@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import io
 import json
 import os
 from dataclasses import dataclass
@@ -28,6 +29,7 @@ class Checkpoint:
     path: Path
     fingerprint: str
     rank: int
+    ranks: int
 
     def save(self, objective: nn.Module, optimizer: torch.optim.Optimizer, step: int, losses: list[float]) -> None:
         if self.rank != 0:
@@ -53,11 +55,29 @@ class Checkpoint:
         """The step to go on at, and the losses so far; `(0, [])` without a checkpoint of this very run."""
         import torch
 
-        if not self.path.exists():
+        content = self._content()
+        if not content:
             return 0, []
-        data = torch.load(self.path, weights_only=True)
+        data = torch.load(io.BytesIO(content), weights_only=True)
         if data["fingerprint"] != self.fingerprint:
             return 0, []  # the recipe changed since: those weights belong to another run
         objective.load_state_dict(data["objective"])
         optimizer.load_state_dict(data["optimizer"])
         return int(data["step"]), [float(v) for v in data["losses"]]
+
+    def _content(self) -> bytes:
+        """The file's bytes. The first rank hands its file to the others, which need not see the same folder."""
+        content = self.path.read_bytes() if self.rank == 0 and self.path.exists() else b""
+        if self.ranks == 1:
+            return content
+        import numpy as np
+        import torch
+        from torch import distributed
+
+        size = torch.tensor([len(content)])
+        distributed.broadcast(size, src=0)
+        buffer = np.zeros(int(size), np.uint8)
+        buffer[: len(content)] = np.frombuffer(content, np.uint8)
+        tensor = torch.from_numpy(buffer)
+        distributed.broadcast(tensor, src=0)
+        return tensor.numpy().tobytes()

@@ -116,13 +116,16 @@ def test_two_processes_train_one_model_and_the_same_each_time(tmp_path: Path) ->
     assert len(first) == 2 and first[0]["digest"] == first[1]["digest"], "both ranks end with the same weights"
     assert first[0]["digest"] == second[0]["digest"]
     assert first[0]["losses"][-1] < first[0]["losses"][0]
+    again = script(tmp_path / "a", processes=2)  # only the first rank has the checkpoint
+    assert [run["resumed_at"] for run in again] == [24, 24]
+    assert again[0]["digest"] == again[1]["digest"] == first[0]["digest"]
 
 
 @pytest.mark.slow
 def test_a_killed_process_resumes_and_ends_with_the_same_weights(tmp_path: Path) -> None:
     command = [sys.executable, *SCRIPT, str(tmp_path / "killed"), "--slow"]
     process = subprocess.Popen(command, cwd=REPOSITORY, env=ENVIRONMENT, stdout=subprocess.PIPE)
-    checkpoint = tmp_path / "killed" / "train.training.pt"
+    checkpoint = tmp_path / "killed" / "first" / "stage" / "train.training.pt"
     deadline = time.monotonic() + 60
     while not checkpoint.exists() and time.monotonic() < deadline:
         time.sleep(0.02)

@@ -1,6 +1,6 @@
 """Runs one training or distillation on a tiny model and prints the digest of its weights; for tests with processes.
 
-    python training_script.py WORK [--distill] [--slow] [--seed N]
+python training_script.py WORK [--distill] [--slow] [--seed N]
 """
 
 from __future__ import annotations
@@ -8,6 +8,7 @@ from __future__ import annotations
 import argparse
 import hashlib
 import json
+import os
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -63,7 +64,8 @@ def main() -> None:
     parser.add_argument("--slow", action="store_true")
     parser.add_argument("--seed", type=int, default=0)
     arguments = parser.parse_args()
-    work: Path = arguments.work
+    # Ranks other than the first have folders of their own, as in a build.
+    work: Path = arguments.work / ("rest" if int(os.environ.get("RANK", "0")) else "first") / "stage"
     work.mkdir(parents=True, exist_ok=True)
     (work / "student.py").write_text(STUDENT)
     context = Context(seed=arguments.seed, threads=1, work=work, recipe_dir=work, cache=work, out=work)
