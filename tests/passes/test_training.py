@@ -38,9 +38,17 @@ def script(*arguments: str | Path, processes: int = 1) -> Any:
     if processes > 1:
         launcher += ["-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={processes}"]
     command = [*launcher, *SCRIPT, *map(str, arguments)]
-    run = subprocess.run(command, cwd=REPOSITORY, env=ENVIRONMENT, capture_output=True, text=True, timeout=120)
-    assert run.returncode == 0, run.stderr[-2000:]
-    return [json.loads(line) for line in run.stdout.splitlines() if line.startswith("{")]
+    pipe = subprocess.PIPE
+    with subprocess.Popen(
+        command, cwd=REPOSITORY, env=ENVIRONMENT, stdout=pipe, stderr=pipe, text=True, start_new_session=True
+    ) as run:
+        try:
+            stdout, stderr = run.communicate(timeout=300)
+        except subprocess.TimeoutExpired:
+            os.killpg(run.pid, signal.SIGKILL)  # the launcher's workers, too
+            raise
+    assert run.returncode == 0, stderr[-2000:]
+    return [json.loads(line) for line in stdout.splitlines() if line.startswith("{")]
 
 
 def test_the_loss_falls_and_the_module_ends_in_evaluation_mode(tmp_path: Path) -> None:
