@@ -242,14 +242,11 @@ def _tune(
     context: Context,
 ) -> tuple[Any, Any]:
     """The executable and the module with tuned schedules where they won; the gain goes to the report."""
-    import tvm
-
     from .tvm_build import compile_module
     from .tvm_tune import compare_builds, tune
 
     folder = context.recipe_dir / options.database if options.database else context.out / TUNING
-    copied = tvm.IRModule(dict(module.functions.items()), attrs=module.attrs)
-    tuned_module, outcomes = tune(copied, made_for.target(context.threads), options.trials, folder, context)
+    tuned_module, outcomes = tune(module.clone(), made_for.target(context.threads), options.trials, folder, context)
     columns = ("kernel", "built-in ms", "tuned ms", "kept")
     rows = [(o.kernel, o.builtin_ms, o.tuned_ms, "tuned" if o.kept else "built-in") for o in outcomes]
     context.table("MetaSchedule", columns, rows)

@@ -114,6 +114,7 @@ def optimise(module: Any, target: Any, inputs: dict[str, int]) -> Any:
     import tvm
     from tvm import relax
 
+    module = module.clone()
     for name, count in inputs.items():
         module[name] = module[name].with_attr("num_input", count)
     passes = [

@@ -1,8 +1,8 @@
 """Is the aarch64 library right? Recorded steps through it under qemu against the golden; or a plain "unproven".
 
 One step of each signature is enough to run every kernel: its last one, from the state that the host library has by
-then. Emulation is some 50 times slower than this machine, so the cheapest signature goes first, and tells what the others
-would take.
+then. Emulation is some 50 times slower than this machine, so the cheapest signature goes first, and tells what the
+others would take.
 """
 
 from __future__ import annotations

@@ -30,13 +30,11 @@ def schedule_all(target: Any) -> Any:
 
     @tvm.transform.module_pass(opt_level=0, name="EdgecSchedule")  # type: ignore[untyped-decorator]
     def run(module: Any, _: Any) -> Any:
-        done = {}
+        scheduled = module.clone()  # passes get their argument itself, not a copy
         for variable, function in module.functions_items():
             if isinstance(function, tirx.PrimFunc) and not function.attrs.get("tirx.is_scheduled", 0):
-                done[variable] = schedule(function, target).with_attr("tirx.is_scheduled", True)
-        for variable, function in done.items():
-            module[variable] = function
-        return module
+                scheduled[variable] = schedule(function, target).with_attr("tirx.is_scheduled", True)
+        return scheduled
 
     return run
 

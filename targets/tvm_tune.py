@@ -52,7 +52,7 @@ def tune(module: Any, target: Any, trials: int, folder: Path, context: Context) 
     Raises:
         ConversionError: MetaSchedule failed.
     """
-    import tvm
+    import tvm_ffi
 
     folder.mkdir(parents=True, exist_ok=True)
     record = folder / "kept.json"
@@ -62,7 +62,7 @@ def tune(module: Any, target: Any, trials: int, folder: Path, context: Context) 
     budget = trials
     outcomes = []
     for i, (variable, function) in enumerate(tasks):
-        key = f"{tvm.ir.structural_hash(function):016x}"
+        key = f"{tvm_ffi.structural_hash(function) % 2**64:016x}"
         if key not in known and budget > 0:
             share = min(SHARE, budget)
             budget -= share

@@ -13,7 +13,7 @@ from edgec.targets import tvm_build
 from edgec.context import Context
 from edgec.errors import ConversionError, RecipeError, ToolMissing
 from edgec.golden import replay, zero_state
-from edgec.model import Artifact, Program
+from edgec.model import Artifact, Program, Signature, TensorSpec
 from edgec.parity import compare
 from tests.targets.programs import cnn_program, decoder_program
 
@@ -212,3 +212,23 @@ def test_an_unknown_operation_is_named_with_its_node(tmp_path: Path) -> None:
     with pytest.raises(ConversionError, match=r"Det \(node `determinant`\)") as caught:
         import_onnx({"main": tmp_path / "m.onnx"}, {})
     assert caught.value.reason == "unsupported-op" and caught.value.hint
+
+
+@slow
+def test_a_dynamic_dimension_is_warned_about_and_runs_at_every_size(tmp_path: Path) -> None:
+    """coremltools#2370 for TVM: what flexible shapes cost is said, and least, middle and greatest size are right."""
+    import torch
+
+    module = torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.ReLU(), torch.nn.Linear(16, 4)).eval()
+    batch = torch.export.Dim("batch", min=1, max=8)
+    exported = torch.export.export(module, (torch.randn(3, 8),), dynamic_shapes=({0: batch},))
+    torch.export.save(exported, tmp_path / "main.pt2")
+    x, y = TensorSpec("x", ("batch", 8), "float32"), TensorSpec("y", ("batch", 4), "float32")
+    signature = Signature("main", (x,), (y,), dynamic=(("batch", 1, 8),))
+    artifact, context = build(Program(tmp_path, (signature,), None, "tensors", 21, 212), tmp_path / "out")
+    assert any("batch (1 to 8)" in warning for warning in context.log.warnings)
+    runner = target.open_artifact(artifact)
+    for size in (1, 3, 8):
+        data = np.random.default_rng(size).standard_normal((size, 8)).astype(np.float32)
+        expected = module(torch.from_numpy(data)).detach().numpy()
+        np.testing.assert_allclose(runner.run("main", {"x": data})["y"], expected, rtol=1e-5, atol=1e-6)
