@@ -81,7 +81,8 @@ def export_program(model: Model, options: ExportOptions, context: Context, *, ba
     total = len(model.task.signatures(model.module)) * (2 if baseline else 1)
     program = _export(model, options, context, context.out, done=0, total=total)
     if baseline is not None:
-        _export(baseline, options, context, context.out / "float", done=total // 2, total=total)
+        twin = _export(baseline, options, context, context.out / "float", done=total // 2, total=total)
+        _compare_sizes(program, twin, context)
     return program
 
 
@@ -128,6 +129,19 @@ def _export(model: Model, options: ExportOptions, context: Context, folder: Path
     _record_and_check(program, task, programs, context)
     program.save()
     return program
+
+
+def _compare_sizes(program: Program, twin: Program, context: Context) -> None:
+    """Warn when the quantised files are no smaller than the float ones."""
+    from .export_onnx import WEIGHTS
+
+    def size(p: Program) -> int:
+        files = [*(p.onnx_path(s.name) for s in p.signatures), p.path / WEIGHTS]
+        return sum(f.stat().st_size for f in files if f.exists())
+
+    ours, theirs = size(program), size(twin)
+    if program.quantization is not None and ours >= theirs:
+        context.warn(f"the quantised ONNX files take {ours} bytes, the float ones {theirs}")
 
 
 def _is_graph(module: torch.nn.Module) -> bool:

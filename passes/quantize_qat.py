@@ -7,6 +7,8 @@ so that what is trained is what is converted. Statistics, then ranges, stand sti
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
@@ -17,8 +19,6 @@ from .quantize_quantizer import quantizer
 from .quantize_static import Calibrated, describe, single_signature
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from torch.fx import GraphModule, Node
 
     from edgec.context import Context
@@ -57,7 +57,8 @@ def train_quantized(
     if ptq.clipped:  # they were reported when PTQ found them
         clip_extreme(graph)
     epsilons: dict[str, Any] = {str(n.args[4]): n.args[7] for n in _batchnorms(graph)}  # by running variance
-    prepared = prepare_qat_pt2e(graph, quantizer(calibrator="min-max", percentile=100, qat=True))
+    with _patterns_of(graph):
+        prepared = prepare_qat_pt2e(graph, quantizer(calibrator="min-max", percentile=100, qat=True))
     _set_epsilon(prepared, epsilons)
     out = _fake_quantizers(prepared, edges_left_out(layers_of(prepared), {**excluded, **ptq.float_layers}))
 
@@ -100,7 +101,36 @@ def train_quantized(
     with torch.no_grad():  # ranges of the weights as the last step left them
         prepared(*next(iter(model.task.calibration())))
     _absorb_epsilon(prepared, epsilons)
-    return describe(convert_pt2e(prepared, fold_quantize=False), ptq.float_layers, clipped=ptq.clipped)
+    with _patterns_of(prepared):
+        converted = convert_pt2e(prepared, fold_quantize=False)
+    return describe(converted, ptq.float_layers, clipped=ptq.clipped)
+
+
+@contextmanager
+def _patterns_of(module: GraphModule) -> Iterator[None]:
+    """Make torchao look only for the kinds of convolution that the graph has.
+
+    It captures over a hundred patterns for all four kinds, which takes longer than many a fine-tuning.
+    """
+    from torchao.quantization.pt2e import qat_utils
+
+    kinds = {str(n.target).removeprefix("aten.").split(".")[0] for n in module.graph.nodes}
+    names = ("_fold_conv_bn_qat_helper", "_fuse_conv_bn_qat_helper")
+    originals = {name: getattr(qat_utils, name) for name in names}
+
+    def only_used(original: Callable[..., Any]) -> Callable[..., Any]:
+        def helper(graph: GraphModule, conv: Any, example: Any, is_cuda: bool) -> Any:
+            return original(graph, conv, example, is_cuda=is_cuda) if conv.__name__ in kinds else graph
+
+        return helper
+
+    try:
+        for name, original in originals.items():
+            setattr(qat_utils, name, only_used(original))
+        yield
+    finally:
+        for name, original in originals.items():
+            setattr(qat_utils, name, original)
 
 
 def _batchnorms(module: GraphModule) -> Iterator[Node]:
