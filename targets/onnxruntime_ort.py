@@ -14,7 +14,15 @@ from pathlib import Path
 
 from edgec.errors import ConversionError
 
-_ADDR_NO_RANDOMIZE = 0x0040000  # linux/personality.h
+# Turns address randomisation off (linux/personality.h: ADDR_NO_RANDOMIZE) and becomes the command that follows. Where
+# the kernel refuses, the file is as good, only not the same each time.
+_LAUNCHER = """
+import ctypes, os, sys
+
+if sys.platform == "linux":
+    ctypes.CDLL(None).personality(0x0040000)
+os.execv(sys.argv[1], sys.argv[1:])
+"""
 
 _SCRIPT = """
 import sys
@@ -37,11 +45,11 @@ def write_ort(folder: Path, source: str, written: str, level: str) -> None:
     Raises:
         ConversionError: ONNX Runtime refuses the model.
     """
+    python = [sys.executable, "-I", "-c"]
     done = subprocess.run(
-        [sys.executable, "-I", "-c", _SCRIPT, source, written, level],
+        [*python, _LAUNCHER, *python, _SCRIPT, source, written, level],
         cwd=folder,
         env={"PATH": os.defpath, "PYTHONHASHSEED": "0", "OMP_NUM_THREADS": "1"},
-        preexec_fn=_same_addresses if sys.platform == "linux" else None,
         capture_output=True,
         text=True,
         check=False,
@@ -52,10 +60,3 @@ def write_ort(folder: Path, source: str, written: str, level: str) -> None:
             f"onnxruntime: {source} can't be written in the ORT format: {last[:300]}",
             hint="set `ort_format: false` if no minimal build needs it",
         )
-
-
-def _same_addresses() -> None:
-    """Turn off address randomisation for the program that this process becomes; where it is refused, bytes differ."""
-    import ctypes
-
-    ctypes.CDLL(None).personality(_ADDR_NO_RANDOMIZE)

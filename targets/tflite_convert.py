@@ -94,7 +94,7 @@ def to_flatbuffer(
         wrapped.requires_grad_(False)  # the decomposition of batch_norm refuses statistics that want gradients
         wrapped.training = False  # captured graphs have no `eval()`; litert-torch warns of the flag
         converter = converter.signature(signature.name, wrapped, example, dynamic_shapes=dynamic_shapes(signature))
-    with _translated(modules), contextlib.redirect_stdout(io.StringIO()):
+    with _translated(modules, signatures), contextlib.redirect_stdout(io.StringIO()):
         # Lightweight: constants are handed over as they lie in memory, which halves the peak.
         edge = converter.convert(quant_config=config, lightweight_conversion=config is None)
         content: bytes = edge.model_content()
@@ -102,17 +102,18 @@ def to_flatbuffer(
 
 
 @contextlib.contextmanager
-def _translated(modules: dict[str, Any]) -> Iterator[None]:
+def _translated(modules: dict[str, Any], signatures: tuple[Signature, ...]) -> Iterator[None]:
     """Turn the converter's errors into ours."""
     try:
         yield
     except ConversionError:
         raise
     except Exception as error:  # the converter raises RuntimeError, ValueError and MLIR's own
-        raise blame(error, [module for module, _ in modules.values()]) from error
+        dynamic = [name for s in signatures for name, _, _ in s.dynamic]
+        raise blame(error, [module for module, _ in modules.values()], dynamic) from error
 
 
-def blame(error: Exception, graphs: list[torch.fx.GraphModule]) -> ConversionError:
+def blame(error: Exception, graphs: list[torch.fx.GraphModule], dynamic: list[str]) -> ConversionError:
     """The error for a failed conversion: which op, at which line of the user's, and what to do."""
     text = str(error)
     missing = _NO_LOWERING.search(text)
@@ -122,6 +123,14 @@ def blame(error: Exception, graphs: list[torch.fx.GraphModule]) -> ConversionErr
         if located:
             where = f"{Path(located['file']).name}:{located['line']}"
             return ConversionError(f"tflite: {where}: {located['what'][:300]}", hint=_HINT)
+        if dynamic:
+            # A size of −2⁶³ in the message is how jax prints one that is not known.
+            sizes = ", ".join(f"`{d}`" for d in dynamic)
+            return ConversionError(
+                f"tflite: litert-torch can't convert this model with the dynamic dimension {sizes}",
+                hint="give TFLite a fixed size: remove `dynamic` from `export`, or build the other targets only",
+                reason=Reason.UNSUPPORTED_SCHEME,
+            )
         first = next(iter(text.strip().splitlines()), type(error).__name__)
         return ConversionError(
             f"tflite: litert-torch failed: {first[:300]}",
