@@ -93,6 +93,25 @@ def test_an_artefact_drops_from_the_source_on_its_own_samples() -> None:
     assert document.targets["onnxruntime"].drop == pytest.approx(0.92 - 0.9073)
 
 
+def test_sizes_that_surprise_are_warned_of_once() -> None:
+    document = sample()
+    assert document.targets["tflite"].warnings == []
+    tflite = document.stage("tflite")
+    assert tflite is not None and tflite.predicted_bytes == MB // 16
+    tflite.bytes = document.targets["tflite"].bytes = 2 * MB
+    document.targets["tflite"].float_bytes = 2 * MB
+    complete(document)
+    complete(document)
+    assert (
+        tflite.warnings
+        == document.targets["tflite"].warnings
+        == [
+            "the result has 2,000,000 bytes, where 62,500 were predicted",
+            "the artefact has 2,000,000 bytes, and its float twin 2,000,000",
+        ]
+    )
+
+
 def test_four_wastes_are_numbers() -> None:
     wastes = sample().wastes
     assert wastes is not None
