@@ -74,7 +74,7 @@ def tools() -> list[Tool]:
 
     cross, native = linker(AARCH64), linker(HOST)
     return [
-        Tool("apache-tvm", _version(), "pip install apache-tvm", "compiling"),
+        Tool("apache-tvm", _version("apache-tvm"), "pip install apache-tvm", "compiling"),
         Tool("LLVM in TVM", _llvm(), "pip install apache-tvm (a build with USE_LLVM)", "compiling"),
         Tool("g++", _command(native), "apt-get install g++", "linking for this machine"),
         Tool(
@@ -84,6 +84,7 @@ def tools() -> list[Tool]:
             "linking for aarch64-linux-gnu",
             required=False,
         ),
+        Tool("cloudpickle", _version("cloudpickle"), "pip install cloudpickle", "tuning", required=False),
         Tool(QEMU, qemu(), "apt-get install qemu-user-static", "proving the aarch64 library", required=False),
     ]
 
@@ -92,9 +93,9 @@ def _command(words: tuple[str, ...] | None) -> str | None:
     return " ".join(words) if words else None
 
 
-def _version() -> str | None:
+def _version(package: str) -> str | None:
     try:
-        return version("apache-tvm")
+        return version(package)
     except PackageNotFoundError:
         return None
 
@@ -131,6 +132,8 @@ def check_tools(options: TvmOptions) -> list[Machine]:
     for tool in tools()[:3]:
         if tool.version is None:
             raise ToolMissing(f"tvm: {tool.name} is missing, needed for {tool.needed_for}", hint=tool.install)
+    if options.tune.trials and _version("cloudpickle") is None:
+        raise ToolMissing("tvm: cloudpickle is missing, needed for tuning", hint="pip install cloudpickle")
     machines = [machine(name, options.cpus.get(name)) for name in dict.fromkeys([HOST, *options.triples])]
     asked = "triples" in options.model_fields_set
     for m in machines:
@@ -248,7 +251,7 @@ def _tune(
     folder = context.recipe_dir / options.database if options.database else context.out / TUNING
     tuned_module, outcomes = tune(module.clone(), made_for.target(context.threads), options.trials, folder, context)
     columns = ("kernel", "built-in ms", "tuned ms", "kept")
-    rows = [(o.kernel, o.builtin_ms, o.tuned_ms, "tuned" if o.kept else "built-in") for o in outcomes]
+    rows = [(o.kernel, o.builtin_ms, o.tuned_ms or "none ran", "tuned" if o.kept else "built-in") for o in outcomes]
     context.table("MetaSchedule", columns, rows)
     if not any(o.kept for o in outcomes):
         context.note(f"tuning: no better schedule for {len(outcomes)} kernels, the built-in ones stay")

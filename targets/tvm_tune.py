@@ -8,7 +8,6 @@ in there is not tuned again, so a build with a saved database repeats bit by bit
 from __future__ import annotations
 
 import json
-import math
 import statistics
 import time
 from dataclasses import asdict, dataclass
@@ -42,7 +41,7 @@ class Outcome:
 
     kernel: str
     builtin_ms: float
-    tuned_ms: float
+    tuned_ms: float | None  # None: no candidate ran
     kept: bool
 
 
@@ -67,7 +66,8 @@ def tune(module: Any, target: Any, trials: int, folder: Path, context: Context) 
             share = min(SHARE, budget)
             budget -= share
             context.progress(i, len(tasks), f"tuning {variable.name_hint}: {share} trials")
-            known[key] = asdict(_tune_one(variable.name_hint, function, target, share, database, folder, context.seed))
+            outcome = _tune_one(variable.name_hint, function, target, share, database, context)
+            known[key] = asdict(outcome)
             record.write_text(json.dumps(known, indent=1, sort_keys=True))
         if key in known:
             outcome = Outcome(**known[key])
@@ -121,21 +121,21 @@ def _module(function: Any) -> Any:
     return tvm.IRModule({"main": function.with_attr("global_symbol", "main")})
 
 
-def _tune_one(name: str, function: Any, target: Any, trials: int, database: Any, folder: Path, seed: int) -> Outcome:
+def _tune_one(name: str, function: Any, target: Any, trials: int, database: Any, context: Context) -> Outcome:
     from tvm.s_tir import meta_schedule
 
     try:
         meta_schedule.tune_tir(
             mod=_module(function),
             target=target,
-            work_dir=str(folder / "logs"),
+            work_dir=str(context.work / "tuning-logs"),
             max_trials_global=trials,
             num_trials_per_iter=min(trials, 16),
             builder=meta_schedule.builder.LocalBuilder(timeout_sec=TIMEOUT),
             runner=meta_schedule.runner.LocalRunner(timeout_sec=TIMEOUT),
             database=database,
             cost_model="random",
-            seed=seed,
+            seed=context.seed,
         )
     except Exception as error:
         raise ConversionError(
@@ -144,7 +144,7 @@ def _tune_one(name: str, function: Any, target: Any, trials: int, database: Any,
     builtin = schedule(function, target)
     tuned = _tuned(function, target, database)
     if tuned is None:
-        return Outcome(name, _time([builtin], target)[0], math.inf, False)
+        return Outcome(name, _time([builtin], target)[0], None, False)
     before, after = _time([builtin, tuned], target)
     return Outcome(name, before, after, after < before * MARGIN)
 
