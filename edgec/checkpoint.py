@@ -27,20 +27,6 @@ if TYPE_CHECKING:
 MODEL, WEIGHTS, GRAPH = "model.json", "weights.safetensors", "graph.pt2"
 
 
-def count_parameters(module: torch.nn.Module) -> int:
-    """Weights: tied ones once, INT8 ones too; not scales, zero points, running statistics or position tables.
-
-    A weight is a parameter, or a persistent INT8 buffer (what a quantised layer keeps instead of one).
-    """
-    import torch
-
-    seen: dict[int, int] = {}
-    for _, tensor in [*module.named_parameters(remove_duplicate=False), *module.named_buffers(remove_duplicate=False)]:
-        if isinstance(tensor, torch.nn.Parameter) or tensor.dtype == torch.int8:
-            seen.setdefault(tensor.data_ptr() or id(tensor), tensor.numel())
-    return sum(seen.values())
-
-
 def model_bytes(model: Model) -> int:
     """Bytes of the weights as the model stores them: one per INT8 weight, also where a graph still holds it in float.
 
@@ -107,7 +93,7 @@ def save_model(model: Model, folder: Path) -> None:
 def _save_graph(model: Model, folder: Path) -> None:
     import torch
 
-    from edgec.passes.export_graph import capture
+    from edgec.graphs import capture
 
     signature = model.task.signatures(model.module)[0]
     program = capture(model.module, model.task.example(signature), signature)
@@ -149,7 +135,7 @@ def _read_description(path: Path) -> dict[str, Any]:
 
 
 def _load_graph(path: Path) -> torch.nn.Module:
-    from edgec.passes.export_graph import load_exported, settle
+    from edgec.graphs import load_exported, settle
 
     module: torch.nn.Module = settle(load_exported(path, folded=False).module(check_guards=False))
     return module

@@ -132,7 +132,7 @@ class Model:
     @property
     def parameters(self) -> int:
         """Number of weights, tied ones once, buffers of quantised weights included."""
-        from edgec.checkpoint import count_parameters
+        from edgec.graphs import count_parameters
 
         return count_parameters(self.module)
 
@@ -183,7 +183,7 @@ class Program:
             ConversionError: this program was imported from an ONNX file, and has none.
         """
         from edgec.errors import ConversionError, Reason
-        from edgec.passes.export import load_exported
+        from edgec.graphs import load_exported
 
         path = self.path / f"{signature}.pt2"
         if not path.is_file() and self.onnx_path(signature).is_file():

@@ -151,7 +151,7 @@ def register_task(name: str) -> Callable[[F], F]:
     """Make a `Task` class, whose `__init__` takes its Options, the task `name`."""
 
     def wrap(cls: F) -> F:
-        _tasks[name] = TaskEntry(name, cls.__module__, _options_of(cls.__init__), cls, _summary(cls))  # type: ignore[misc]
+        _tasks[name] = TaskEntry(name, cls.__module__, _options_of(cls.__init__), cls, _summary(cls))
         return cls
 
     return wrap

@@ -15,10 +15,9 @@ from pydantic import Field, field_validator, model_validator
 
 from edgec.errors import ConversionError, Reason
 from edgec.golden import OnnxRunner, Recording, TorchRunner, replay, zero_state
+from edgec.graphs import load_exported
 from edgec.model import Program, Signature, TensorSpec
 from edgec.registry import Options, suggest
-
-from .export_graph import load_exported
 
 if TYPE_CHECKING:
     import torch
@@ -87,8 +86,9 @@ def export_program(model: Model, options: ExportOptions, context: Context, *, ba
 
 
 def _export(model: Model, options: ExportOptions, context: Context, folder: Path, *, done: int, total: int) -> Program:
+    from edgec.graphs import capture, fold, register_quantized_ops
+
     from .export_check import check_finite_weights
-    from .export_graph import capture, fold, register_quantized_ops
     from .export_onnx import ExternalWeights, write_onnx
 
     register_quantized_ops()

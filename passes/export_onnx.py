@@ -7,9 +7,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from edgec.blame import blame_onnx
 from edgec.errors import ConversionError, Reason
-
-from .export_blame import blame_onnx
 
 if TYPE_CHECKING:
     import onnx_ir as ir

@@ -176,7 +176,7 @@ def _check(module: nn.Module, example: tuple[torch.Tensor, ...], shapes: list[tu
 def _report(
     before: nn.Module, after: nn.Module, example: tuple[torch.Tensor, ...], rows: list[Row], context: Context
 ) -> None:
-    from edgec.checkpoint import count_parameters
+    from edgec.graphs import count_parameters
 
     for kind, name, width, left, why in rows:
         if left < width:

@@ -10,9 +10,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from edgec.blame import source_line
 from edgec.errors import ConversionError, Reason
-
-from .export_blame import source_line
 
 if TYPE_CHECKING:
     import torch

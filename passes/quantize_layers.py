@@ -13,10 +13,10 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from edgec.blame import module_name
 from edgec.errors import RecipeError
 from edgec.registry import suggest
 
-from .export_blame import module_name
 from .quantize_quantizer import is_activation
 
 if TYPE_CHECKING:

@@ -12,7 +12,8 @@ from contextlib import contextmanager
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
-from .export_graph import capture_batch
+from edgec.graphs import capture_batch
+
 from .quantize_constants import clip_extreme
 from .quantize_layers import edges_left_out, is_observer, layers_of
 from .quantize_quantizer import quantizer

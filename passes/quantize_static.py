@@ -6,12 +6,12 @@ import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from edgec.blame import source_line
 from edgec.errors import ConversionError, Reason, SourceError
+from edgec.graphs import capture_batch, settle
 from edgec.model import LayerScheme, Quantization
 
 from . import quantize_constants as constants
-from .export_blame import source_line
-from .export_graph import capture_batch, settle
 from .quantize_layers import Layer, edges_left_out, is_quantize, layers_of, output_steps, remove_edges
 from .quantize_observers import Calibrator
 from .quantize_quantizer import quantizer

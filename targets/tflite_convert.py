@@ -72,9 +72,10 @@ def to_flatbuffer(
         ConversionError: an operation has no TFLite form (names it and the user's line), or the converter failed.
     """
     import litert_torch
-    from edgec.passes.export_graph import dynamic_shapes
     from litert_torch.quantize.pt2e_quantizer import PT2EQuantizer, get_symmetric_quantization_config
     from litert_torch.quantize.quant_config import QuantConfig
+
+    from edgec.graphs import dynamic_shapes
 
     config = None
     if static_int8:
@@ -153,6 +154,6 @@ def _line_in(text: str) -> str:
 
 
 def _line_of(graph: torch.fx.GraphModule, op: str) -> str:
-    from edgec.passes.export_blame import source_line
+    from edgec.blame import source_line
 
     return next((source_line(n) for n in graph.graph.nodes if str(n.target) == op), "")

@@ -10,8 +10,9 @@ from edgec.passes.quantize import QuantizeOptions, quantize
 from safetensors.torch import load_file, save_file
 from torch import nn
 
-from edgec.checkpoint import GRAPH, MODEL, WEIGHTS, count_parameters, load_model, save_model
+from edgec.checkpoint import GRAPH, MODEL, WEIGHTS, load_model, save_model
 from edgec.errors import Reason, SourceError, StoreError
+from edgec.graphs import count_parameters
 from edgec.model import Model
 from tests.passes.tiny import TinyCNN, TinyTask, context, tiny_model
 

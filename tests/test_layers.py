@@ -39,6 +39,8 @@ RANKS = {
     "edgec.checkpoint": 2,
     "edgec.parity": 1,
     "edgec.structure": 1,
+    "edgec.blame": 1,
+    "edgec.graphs": 1,
     "edgec.golden": 1,
     "edgec.model": 1,
     "edgec.registry": 1,

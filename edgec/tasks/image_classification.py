@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     from edgec.model import Runner
 
-# Evaluation of a torch module takes so many images and numbers at once: more leave the processor's cache and get slower.
+# A torch module is evaluated on so many images and numbers at once: more leave the processor's cache and get slower.
 FAST_BATCH, FAST_NUMBERS = 250, 2**20
 
 

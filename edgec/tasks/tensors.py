@@ -1,8 +1,8 @@
 """Task `tensors`: a model without data. Seeded random inputs, and how near the outputs stay to the source model's.
 
 For models whose data is elsewhere, and for trying a conversion out. The metric is the mean cosine of the outputs with
-the float source's (1 for the source itself); SQNR in dB stands beside it. Random inputs say whether a conversion is right;
-they don't say how good a quantised model is on real data, and calibration on them is only as good as their distribution.
+the float source's (1 for the source itself); SQNR in dB stands beside it. Random inputs say whether a conversion is
+right; they don't say how good a quantised model is on real data, and calibration is only as good as their distribution.
 """
 
 from __future__ import annotations

@@ -55,7 +55,7 @@ def test_an_export_that_follows_its_sizes_passes(tmp_path: Path) -> None:
 def test_an_export_that_is_tied_to_its_size_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
     def frozen(program: object, signature: Signature, path: Path, **options: object) -> None:
-        from edgec.passes.export_graph import capture
+        from edgec.graphs import capture
 
         fixed = Signature("main", (TensorSpec("x", (2, 5, 4), "float32"),), (TensorSpec("y", (2, 5, 4), "float32"),))
         module = model()

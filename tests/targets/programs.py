@@ -170,8 +170,9 @@ def _save(
 ) -> Program:
     """Write the folder of a Program: .pt2 (unfolded), .onnx (folded), the recording and program.json."""
     import torch
-    from edgec.passes.export_graph import fold
     from edgec.passes.export_onnx import ExternalWeights, write_onnx
+
+    from edgec.graphs import fold
 
     folder.mkdir(parents=True, exist_ok=True)
     for signature, exported in graphs.items():

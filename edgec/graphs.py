@@ -1,4 +1,4 @@
-"""torch.export for edgec: capture one signature, load it back, fold quantised weights to INT8 constants."""
+"""Torch graphs: capture one signature, load it back, fold quantised weights to INT8 constants, count weights."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def capture(module: torch.nn.Module, example: tuple[torch.Tensor, ...], signatur
     """
     import torch
 
-    from .export_blame import blame_capture
+    from edgec.blame import blame_capture
 
     register_quantized_ops()
     try:
@@ -143,3 +143,17 @@ def load_exported(path: Path, *, folded: bool) -> ExportedProgram:
             f"{path} can't be read as an exported program: {error}".splitlines()[0], hint="delete it and build again"
         ) from error
     return fold(program) if folded else program
+
+
+def count_parameters(module: torch.nn.Module) -> int:
+    """Weights: tied ones once, INT8 ones too; not scales, zero points, running statistics or position tables.
+
+    A weight is a parameter, or a persistent INT8 buffer (what a quantised layer keeps instead of one).
+    """
+    import torch
+
+    seen: dict[int, int] = {}
+    for _, tensor in [*module.named_parameters(remove_duplicate=False), *module.named_buffers(remove_duplicate=False)]:
+        if isinstance(tensor, torch.nn.Parameter) or tensor.dtype == torch.int8:
+            seen.setdefault(tensor.data_ptr() or id(tensor), tensor.numel())
+    return sum(seen.values())
