@@ -2,9 +2,9 @@
 
     python benchmarks/build.py [RECIPE …] [--repeat 3]
 
-For each recipe: a cold build in a store of its own (downloads shared with the usual store), its stages with their share of
-the time and their peak memory, then cached rebuilds, the median of `--repeat`. The bound of a cached rebuild is what the
-interpreter needs to start and import the recipe's option classes, measured here as `edgec plan --help` plus reading and
+For each recipe: a cold build in a store of its own (downloads shared with the usual store), its stages with their share
+of the time and their peak memory, then cached rebuilds, the median of `--repeat`. The bound of a cached rebuild is what
+the interpreter needs to start and import the command line, measured here as `edgec plan --help`, plus reading and
 hashing every bundled file once.
 """
 
