@@ -134,7 +134,8 @@ def _tune_one(name: str, function: Any, target: Any, trials: int, database: Any,
             builder=meta_schedule.builder.LocalBuilder(timeout_sec=TIMEOUT),
             runner=meta_schedule.runner.LocalRunner(timeout_sec=TIMEOUT),
             database=database,
-            cost_model="random",
+            strategy="replay-trace",  # random sampling: a share is too small for the evolutionary search to learn from
+            cost_model="none",
             seed=context.seed,
         )
     except Exception as error:
