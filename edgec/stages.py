@@ -15,6 +15,7 @@ from typing import Any
 from edgec import registry
 from edgec.context import Context
 from edgec.errors import ConversionError, Reason
+from edgec.golden import TorchRunner
 from edgec.model import Model, Program
 from edgec.ranks import rank
 from edgec.tasks.base import Arrays, Task, TaskContext
@@ -86,9 +87,10 @@ def _source(request: Request, context: Context) -> dict[str, Any]:
             shutil.copyfile(content, out / name)
     task = make_task(request, out)
     model = Model(loaded.module.eval(), task, loaded.source)
-    reference = task.reference(_torch_runner(model))
+    runner = _torch_runner(model)
+    reference = task.reference(runner)
     _save_reference(out, reference)
-    return _finish(model, request, reference, context)
+    return _finish(model, request, reference, context, runner)
 
 
 def _import(request: Request, context: Context) -> dict[str, Any]:
@@ -155,17 +157,20 @@ def _target(request: Request, context: Context) -> dict[str, Any]:
     )
 
 
-def _finish(model: Model, request: Request, reference: Arrays, context: Context) -> dict[str, Any]:
-    """Evaluate and save a model; the ledger's line for it."""
+def _finish(
+    model: Model, request: Request, reference: Arrays, context: Context, runner: TorchRunner | None = None
+) -> dict[str, Any]:
+    """Evaluate and save a model; the ledger's line for it. `runner` may remember earlier outputs of the model."""
     from edgec.checkpoint import model_bytes, save_model
 
     model.module.eval()
+    runner = runner or _torch_runner(model)
     if context.log.verdict == "unchanged" and model.metrics:
         metrics = model.metrics
     else:
         context.progress(0, 0, "evaluating")
         with context.timed("evaluating"):
-            metrics = model.task.evaluate(_torch_runner(model), reference or None, limit=request.measure["samples"])
+            metrics = model.task.evaluate(runner, reference or None, limit=request.measure["samples"])
     model.metrics = dict(metrics)
     save_model(model, Path(request.out))
     result = {"bytes": model_bytes(model), "parameters": model.parameters, "metrics": model.metrics}
@@ -174,18 +179,16 @@ def _finish(model: Model, request: Request, reference: Arrays, context: Context)
         # mean something.
         measure = request.measure
         sizes = {measure["target_samples"], measure["evaluated_samples"]} - {0, measure["samples"]}
-        runner = _torch_runner(model)
         result["subset_metrics"] = {
             str(n): model.task.evaluate(runner, reference or None, limit=n) for n in sorted(sizes)
         }
     return result
 
 
-def _torch_runner(model: Model) -> Any:
-    from edgec.golden import TorchRunner
-
+def _torch_runner(model: Model) -> TorchRunner:
     signatures = model.task.signatures(model.module)
-    return TorchRunner({s.name: model.task.bind(model.module, s) for s in signatures}, signatures)
+    modules = {s.name: model.task.bind(model.module, s) for s in signatures}
+    return TorchRunner(modules, signatures, remember=True)
 
 
 def _save_reference(folder: Path, reference: Arrays) -> None:
