@@ -33,6 +33,7 @@ from edgec.report.document import (
 )
 from edgec.stages import Request
 from edgec.store import Entry, Store, store_error
+from edgec.tasks.base import TaskContext
 from edgec.worker import run_stage
 
 # What a target's stage measured, under the names that its part of the document has.
@@ -111,7 +112,7 @@ def build(
     except OSError as error:
         raise store_error(error, "making the output folder") from error
 
-    document = _new_document(recipe)
+    document = _new_document(recipe, store)
     run = _Run(recipe, store, document, listener, force)
     failure = run.all([p.stage for p in plan.stages])
     if rank() > 0:
@@ -300,11 +301,12 @@ def _check_tools(plan: Plan) -> None:
         )
 
 
-def _new_document(recipe: Recipe) -> BuildDocument:
+def _new_document(recipe: Recipe, store: Store) -> BuildDocument:
     from edgec import __version__
     from edgec.report.environment import environment, tools
 
-    task = get_task(recipe.task.name).create
+    context = TaskContext(recipe.folder, store.root, recipe.seed)
+    task = get_task(recipe.task.name).create(recipe.task.options, context)
     return BuildDocument(
         status="failed",
         exit_code=0,
@@ -316,7 +318,7 @@ def _new_document(recipe: Recipe) -> BuildDocument:
             task=recipe.task.name,
             source=recipe.model.from_ or recipe.model.factory or "",
         ),
-        metric=MetricInfo(name=task.metric, higher_is_better=task.higher_is_better),  # type: ignore[attr-defined]
+        metric=MetricInfo(name=task.metric, higher_is_better=task.higher_is_better),
         environment=environment(recipe.threads),
         tools=tools(),
         edgec=__version__,

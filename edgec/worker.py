@@ -37,7 +37,6 @@ _QUIET = {
     "TF_ENABLE_ONEDNN_OPTS": "0",
     "TOKENIZERS_PARALLELISM": "false",
     "JAX_PLATFORMS": "cpu",
-    "MPLBACKEND": "agg",
     # Threads that spin at barriers starve each other as soon as a core is taken: ten times slower on a busy machine.
     "OMP_WAIT_POLICY": "PASSIVE",
 }
