@@ -168,7 +168,7 @@ def _session_that_saves(path: Path, written: Path, level: str) -> None:
 
 
 def _error(artifact: Artifact, program: Program, *, precise: bool) -> float:
-    """The worst relative error of the artefact at level `all`; not `precise` is how an app runs it that sets no option."""
+    """The worst relative error of the artefact at level `all`; an app that sets no option isn't `precise`."""
     from edgec.golden import replay
     from edgec.parity import compare
 
