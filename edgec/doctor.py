@@ -11,12 +11,12 @@ import shutil
 import subprocess
 import sys
 from dataclasses import asdict, dataclass
-from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 from edgec import registry
 from edgec.errors import Reason, ToolMissing
 from edgec.registry import Tool
+from edgec.stagekey import installed_version
 
 PROBE_SECONDS = (
     300  # importing TVM or TensorFlow cold takes up to 30 s on a slow disk, converting a layer as much again
@@ -73,11 +73,7 @@ class Diagnosis:
 
 def package(name: str, *, needed_for: str, required: bool = True, install: str = "") -> Tool:
     """A Python package as a Tool, by its metadata."""
-    try:
-        found: str | None = version(name)
-    except PackageNotFoundError:
-        found = None
-    return Tool(name, found, install or f"pip install {name}", needed_for, required)
+    return Tool(name, installed_version(name), install or f"pip install {name}", needed_for, required)
 
 
 def program(name: str, *, needed_for: str, install: str, required: bool = True) -> Tool:

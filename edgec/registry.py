@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from pydantic import BaseModel, ConfigDict
 
 from edgec.errors import RecipeError
+from edgec.stagekey import installed_version
 
 if TYPE_CHECKING:
     from edgec.context import Context
@@ -48,6 +49,11 @@ class Tool:
     install: str  # the command that installs it
     needed_for: str = ""
     required: bool = True  # False: only part of the target needs it
+
+    @staticmethod
+    def of_package(package: str, needed_for: str, *, pin: str = "") -> Tool:
+        """A Python package; `pin` is what is known to work, for example `==9.0`."""
+        return Tool(package, installed_version(package), f"pip install {package}{pin}", needed_for)
 
 
 @dataclass(frozen=True)

@@ -29,17 +29,18 @@ LIBRARIES: dict[str, tuple[str, ...]] = {
 FALLBACK_LIBRARIES = ("torch", "onnx", "onnxruntime")  # a third party's target
 
 
+def installed_version(package: str) -> str | None:
+    """Version of an installed package, without importing it; None when it isn't installed."""
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return None
+
+
 @cache
-def library_versions(kind: str) -> tuple[tuple[str, str], ...]:
-    """`(library, version)` of what the stage kind depends on; "absent" where it isn't installed."""
-
-    def find(name: str) -> str:
-        try:
-            return version(name)
-        except PackageNotFoundError:
-            return "absent"
-
-    return tuple((name, find(name)) for name in (*LIBRARIES.get(kind, FALLBACK_LIBRARIES), "numpy"))
+def library_versions(kind: str) -> tuple[tuple[str, str | None], ...]:
+    """`(library, version)` of what the stage kind depends on; None where it isn't installed."""
+    return tuple((name, installed_version(name)) for name in (*LIBRARIES.get(kind, FALLBACK_LIBRARIES), "numpy"))
 
 
 def platform_facts() -> dict[str, str]:

@@ -57,15 +57,9 @@ class CoreMLOptions(Options):
 
 def tools() -> list[Tool]:
     """coremltools converts anywhere; the runtime comes with macOS."""
-    from importlib.metadata import PackageNotFoundError, version
-
-    try:
-        found: str | None = version("coremltools")
-    except PackageNotFoundError:
-        found = None
     runtime = "with macOS" if sys.platform == "darwin" else None
     return [
-        Tool("coremltools", found, "pip install coremltools==9.0", "converting to Core ML"),
+        Tool.of_package("coremltools", "converting to Core ML", pin="==9.0"),
         Tool("Core ML runtime", runtime, "use a Mac", "running the package, not only evaluating it", required=False),
     ]
 

@@ -6,7 +6,6 @@ weights of language models become MatMulNBits with the same scales. Several sign
 
 from __future__ import annotations
 
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -44,17 +43,9 @@ class OnnxRuntimeOptions(Options):
 def tools() -> list[Tool]:
     """The runtime, which also optimises, and the library that reads and writes ONNX."""
     return [
-        _tool("onnxruntime", "optimising and running ONNX models"),
-        _tool("onnx", "reading and writing ONNX models"),
+        Tool.of_package("onnxruntime", "optimising and running ONNX models"),
+        Tool.of_package("onnx", "reading and writing ONNX models"),
     ]
-
-
-def _tool(package: str, needed_for: str) -> Tool:
-    try:
-        found: str | None = version(package)
-    except PackageNotFoundError:
-        found = None
-    return Tool(package, found, f"pip install {package}", needed_for)
 
 
 def open_artifact(artifact: Artifact) -> Runner:

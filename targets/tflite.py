@@ -8,7 +8,6 @@ error.
 
 from __future__ import annotations
 
-from importlib.metadata import PackageNotFoundError, version
 from typing import Any, Literal
 
 from pydantic import Field
@@ -40,17 +39,9 @@ class TfliteOptions(Options):
 def tools() -> list[Tool]:
     """The converter and the interpreter."""
     return [
-        _tool("litert-torch", "converting"),
-        _tool("ai-edge-litert", "running and examining .tflite files"),
+        Tool.of_package("litert-torch", "converting"),
+        Tool.of_package("ai-edge-litert", "running and examining .tflite files"),
     ]
-
-
-def _tool(package: str, needed_for: str) -> Tool:
-    try:
-        found: str | None = version(package)
-    except PackageNotFoundError:
-        found = None
-    return Tool(package, found, f"pip install {package}", needed_for)
 
 
 def open_artifact(artifact: Artifact) -> Runner:

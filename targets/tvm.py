@@ -8,7 +8,7 @@ gives INT8's values without INT8's arithmetic. The report counts these as float 
 
 from __future__ import annotations
 
-from importlib.metadata import PackageNotFoundError, distribution, version
+from importlib.metadata import PackageNotFoundError, distribution
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,6 +18,7 @@ from edgec.context import Context
 from edgec.errors import ToolMissing
 from edgec.model import Artifact, Program, Runner, artifact_file
 from edgec.registry import Options, Tool, register_target
+from edgec.stagekey import installed_version
 
 from .tvm_build import AARCH64, HOST, Machine, linker, machine
 from .tvm_counts import is_baseline
@@ -74,7 +75,7 @@ def tools() -> list[Tool]:
 
     cross, native = linker(AARCH64), linker(HOST)
     return [
-        Tool("apache-tvm", _version("apache-tvm"), "pip install apache-tvm", "compiling"),
+        Tool("apache-tvm", installed_version("apache-tvm"), "pip install apache-tvm", "compiling"),
         Tool("LLVM in TVM", _llvm(), "pip install apache-tvm (a build with USE_LLVM)", "compiling"),
         Tool("g++", _command(native), "apt-get install g++", "linking for this machine"),
         Tool(
@@ -84,20 +85,13 @@ def tools() -> list[Tool]:
             "linking for aarch64-linux-gnu",
             required=False,
         ),
-        Tool("cloudpickle", _version("cloudpickle"), "pip install cloudpickle", "tuning", required=False),
+        Tool("cloudpickle", installed_version("cloudpickle"), "pip install cloudpickle", "tuning", required=False),
         Tool(QEMU, qemu(), "apt-get install qemu-user-static", "proving the aarch64 library", required=False),
     ]
 
 
 def _command(words: tuple[str, ...] | None) -> str | None:
     return " ".join(words) if words else None
-
-
-def _version(package: str) -> str | None:
-    try:
-        return version(package)
-    except PackageNotFoundError:
-        return None
 
 
 def _llvm() -> str | None:
@@ -132,7 +126,7 @@ def check_tools(options: TvmOptions) -> list[Machine]:
     for tool in tools()[:3]:
         if tool.version is None:
             raise ToolMissing(f"tvm: {tool.name} is missing, needed for {tool.needed_for}", hint=tool.install)
-    if options.tune.trials and _version("cloudpickle") is None:
+    if options.tune.trials and installed_version("cloudpickle") is None:
         raise ToolMissing("tvm: cloudpickle is missing, needed for tuning", hint="pip install cloudpickle")
     machines = [machine(name, options.cpus.get(name)) for name in dict.fromkeys([HOST, *options.triples])]
     asked = "triples" in options.model_fields_set

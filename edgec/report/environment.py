@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import os
 import platform
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
-from edgec.stagekey import FALLBACK_LIBRARIES, LIBRARIES
+from edgec.stagekey import FALLBACK_LIBRARIES, LIBRARIES, installed_version
 
 
 def environment(threads: int) -> dict[str, str]:
@@ -37,8 +36,6 @@ def tools() -> dict[str, str]:
     """Version of every library that can change a result, of those installed."""
     found = {}
     for name in sorted({*FALLBACK_LIBRARIES, *(n for names in LIBRARIES.values() for n in names), "numpy"}):
-        try:
-            found[name] = version(name)
-        except PackageNotFoundError:
-            continue
+        if installed := installed_version(name):
+            found[name] = installed
     return found
