@@ -11,7 +11,7 @@ demo: setup
 	$(BIN)/edgec build recipes/efficientnet-lite0.yaml
 
 test: setup
-	$(BIN)/pytest -m "not gpu"
+	$(BIN)/pytest -n 2 --dist loadfile -m "not gpu"
 
 # No converters and no downloads: under a minute.
 test-fast: setup

@@ -13,6 +13,10 @@ from typing import Any
 
 import pytest
 
+# Two processes of tests on two cores: one thread each, and none that spins while it waits.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+
 PLUGIN = Path(__file__).parent / "plugin"
 REPOSITORY = Path(__file__).parent.parent
 
