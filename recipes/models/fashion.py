@@ -42,5 +42,5 @@ def teacher() -> nn.Module:
 
 
 def student() -> nn.Module:
-    """Half of its channels, which pruning leaves, are 34,000 weights: 1/32 of the teacher's bytes, the file included."""
+    """Pruning leaves half of its channels, 34,000 weights: 1/32 of the teacher's bytes, the file included."""
     return Net((16, 48, 80, 128), dropout=0.0)
