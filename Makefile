@@ -15,7 +15,7 @@ test: setup
 
 # No converters and no downloads: under a minute.
 test-fast: setup
-	$(BIN)/pytest -m "not gpu and not slow and not network"
+	$(BIN)/pytest -n 2 -m "not gpu and not slow and not network"
 
 test-gpu: setup
 	$(BIN)/pytest -m gpu -rs
