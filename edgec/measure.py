@@ -119,8 +119,7 @@ def _time(
             recipe_dir=context.recipe_dir,
             cache=context.cache,
             out=folder,
-            log=StageLog(),
-            events=context.events,
+            log=StageLog(),  # what it says is about the twin, not about what ships
         )
         with context.timed("converting the float twin"):
             float_artifact: Artifact = entry.convert(twin, options, quiet)

@@ -88,7 +88,7 @@ def convert(program: Program, options: CoreMLOptions, context: Context) -> Artif
     for signature in program.signatures:
         for name, least, greatest in signature.dynamic:
             context.warn(
-                f"coreml: dimension `{name}` of `{signature.name}` is flexible ({least}–{greatest}): Core ML runs "
+                f"dimension `{name}` of `{signature.name}` is flexible ({least}–{greatest}): Core ML runs "
                 "flexible shapes many times slower, off the Neural Engine; export one signature per fixed size instead"
             )
     forms = ["inputs"]
@@ -167,7 +167,7 @@ def _write(program: Program, options: CoreMLOptions, context: Context, forms: li
     packages: dict[str, dict[str, str]] = {}
     separate = len(program.signatures) > 1 and options.minimum_deployment_target in ("iOS16", "iOS17")
     if separate:
-        context.note(f"coreml: one package per signature, because {options.minimum_deployment_target} has no functions")
+        context.note(f"one package per signature, because {options.minimum_deployment_target} has no functions")
     for form in forms:
         name = MODEL if form == forms[0] else STATEFUL
         made = models.pop(form)

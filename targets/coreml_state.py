@@ -98,7 +98,7 @@ def check_stateful(packages: dict[str, Path], program: Program, context: Context
             if ratio < worst:
                 worst, where = ratio, f"`{name}` of step {i} ({step.signature})"
     context.metric("stateful_sqnr_db", float(worst))
-    context.note(f"coreml: KV pools as states, {len(steps)} steps: {worst:.1f} dB at the worst, {where}")
+    context.note(f"KV pools as states, {len(steps)} steps: {worst:.1f} dB at the worst, {where}")
     if strict and not worst >= LEAST_SQNR_DB:
         raise ParityError(
             f"coreml: the form with KV pools as states parts from the golden: {worst:.1f} dB at {where}",

@@ -96,7 +96,7 @@ def import_program(program: Program, context: Context) -> Imported:
     for s in program.signatures:
         if s.dynamic:
             names = ", ".join(f"{name} ({low} to {high})" for name, low, high in s.dynamic)
-            context.warn(f"tvm: `{s.name}` has dynamic dimensions: {names}; its kernels can't be tiled, and are slower")
+            context.warn(f"`{s.name}` has dynamic dimensions: {names}; its kernels can't be tiled, and are slower")
     if any(s.dynamic for s in program.signatures):
         return import_exported(program)
     paths = {s.name: program.onnx_path(s.name) for s in program.signatures}
@@ -107,7 +107,7 @@ def import_program(program: Program, context: Context) -> Imported:
             imported = import_exported(program)
         except ConversionError:
             raise error from None
-        context.warn(f"tvm: imported from torch.export, without packed kernels, since {error.message}")
+        context.warn(f"imported from torch.export, without packed kernels, since {error.message}")
         return imported
 
 

@@ -74,7 +74,7 @@ def _run(
         expected = moment.seconds * slowdown
         if i and expected > budget:
             context.warn(
-                f"tvm: `{name}` of {library['files'][0]} is unproven here: it would take some {expected:.0f} s under "
+                f"`{name}` of {library['files'][0]} is unproven here: it would take some {expected:.0f} s under "
                 f"qemu, more than `verify_seconds`"
             )
             continue
@@ -133,7 +133,7 @@ def _compare(outputs: Arrays, expected: Arrays, steps: dict[str, float], file: s
 
 
 def _unproven(library: dict[str, Any], why: str, context: Context) -> None:
-    context.warn(f"tvm: {library['files'][0]} ({library['triple']}) is unproven here: {why}")
+    context.warn(f"{library['files'][0]} ({library['triple']}) is unproven here: {why}")
 
 
 def _relative_error(got: np.ndarray, expected: np.ndarray) -> float:
