@@ -78,7 +78,8 @@ class Plan:
         }
 
 
-COMMON_MODULES = ("edgec.stages", "edgec.checkpoint")
+COMMON_MODULES = ("edgec.checkpoint", "edgec.golden")
+RUNS_EVERY_STAGE = "edgec.stages"  # what each kind imports there is among that kind's own modules
 
 
 def stages_of(recipe: Recipe, *, until: str | None = None) -> list[Stage]:
@@ -140,7 +141,7 @@ def stage_key(stage: Stage, recipe: Recipe, inputs: dict[str, str], data: str) -
             "threads": recipe.threads,
             "inputs": inputs,
             "data": data,
-            "source": source_digest(stage.modules),
+            "source": source_digest(stage.modules, alone=[RUNS_EVERY_STAGE]),
             "libraries": library_versions(libraries),
             "platform": platform_facts(),
         }

@@ -82,9 +82,12 @@ def _imports(module: str) -> frozenset[str]:
     return frozenset(m for m in found if m.split(".")[0] == top and _file(m) is not None)
 
 
-def source_digest(modules: Iterable[str]) -> str:
-    """SHA-256 over the source of the modules and of all that they import from their own package."""
-    todo, seen = list(modules), set()
+def source_digest(modules: Iterable[str], *, alone: Iterable[str] = ()) -> str:
+    """SHA-256 over the source of the modules and of all that they import from their own package.
+
+    Modules in `alone` count without what they import: one that runs every kind of stage would tie all of them together.
+    """
+    todo, seen = list(modules), set(alone)
     while todo:
         module = todo.pop()
         if module not in seen:

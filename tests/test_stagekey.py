@@ -41,3 +41,22 @@ def test_a_change_in_what_a_stage_imports_changes_its_key(package: Path, file: s
 def test_the_digest_of_a_real_pass_covers_its_helpers() -> None:
     seen = stagekey._imports("edgec.passes.export")
     assert any(module.startswith("edgec.passes.export_") for module in seen)
+
+
+def test_a_change_in_how_targets_are_measured_does_not_train_again() -> None:
+    """edgec.stages imports everything; a pass's key must follow only what that pass runs."""
+    from edgec.plan import COMMON_MODULES, RUNS_EVERY_STAGE
+
+    def closure(modules: set[str]) -> set[str]:
+        seen: set[str] = {RUNS_EVERY_STAGE}
+        todo = list(modules)
+        while todo:
+            module = todo.pop()
+            if module not in seen:
+                seen.add(module)
+                todo.extend(stagekey._imports(module))
+        return seen
+
+    seen = closure({*COMMON_MODULES, "edgec.passes.distill", "edgec.tasks.image_classification"})
+    assert "edgec.passes.training" in seen and RUNS_EVERY_STAGE in seen
+    assert not {m for m in seen if m == "edgec.measure" or m.startswith(("edgec.targets", "edgec.report"))}
