@@ -300,7 +300,7 @@ def _deterministic() -> Iterator[None]:
 
 @contextmanager
 def _process_group(context: Context, name: str) -> Iterator[World]:
-    """Join the processes that torchrun started, if it did; each run of `train` is a group of its own."""
+    """Join the processes that torchrun started, if it did; later runs of `train` in this process share their group."""
     size = int(os.environ.get("WORLD_SIZE", "1"))
     if size == 1:
         yield World()
@@ -312,14 +312,13 @@ def _process_group(context: Context, name: str) -> Iterator[World]:
     # Stages are processes that come one after the other on torchrun's one store: keys of the last must not meet ours.
     attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
     store = distributed.distributed_c10d.PrefixStore(f"edgec/{context.work.name}/{name}/{attempt}", store)
-    distributed.init_process_group("gloo", store=store, rank=rank, world_size=size)
-    try:
-        yield World(rank, size)
-        # A rank that left first would take its end of the others' last messages with it; the store outlives them all.
-        store.set(f"finished/{rank}", "")
-        store.wait([f"finished/{r}" for r in range(size)])
-    finally:
-        distributed.destroy_process_group()
+    if not distributed.is_initialized():
+        # Never destroyed: gloo's end can wait for ever for a peer that has left. A stage's process ends by `os._exit`.
+        distributed.init_process_group("gloo", store=store, rank=rank, world_size=size)
+    yield World(rank, size)
+    # A rank that left first would take its end of the others' last messages with it; the store outlives them all.
+    store.set(f"finished/{rank}", "")
+    store.wait([f"finished/{r}" for r in range(size)])
 
 
 class _Clock:

@@ -9,6 +9,7 @@ import argparse
 import hashlib
 import json
 import os
+import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -85,3 +86,5 @@ def main() -> None:
 
 if __name__ == "__main__":
     main()
+    sys.stdout.flush()
+    os._exit(0)  # as a stage's process ends (edgec/worker.py): gloo's threads may wait for ever at a normal exit
