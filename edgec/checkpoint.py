@@ -91,13 +91,11 @@ def save_model(model: Model, folder: Path) -> None:
 
 
 def _save_graph(model: Model, folder: Path) -> None:
-    import torch
-
-    from edgec.graphs import capture
+    from edgec.graphs import capture, save_exported
 
     signature = model.task.signatures(model.module)[0]
     program = capture(model.module, model.task.example(signature), signature)
-    torch.export.save(program, folder / GRAPH)
+    save_exported(program, folder / GRAPH)
 
 
 def load_model(folder: Path, task: Task, recipe_dir: Path, *, architecture: Architecture | None = None) -> Model:

@@ -127,6 +127,18 @@ def _shapes_of(program: ExportedProgram) -> tuple[dict[int, Any], ...] | None:
     return tuple(shapes) if dims else None
 
 
+def save_exported(program: ExportedProgram, path: Path) -> None:
+    """Write a .pt2 whose bytes follow from the program alone.
+
+    torch notes in `from_node` which graph a node was copied from, by the address that graph had in memory.
+    """
+    import torch
+
+    for node in program.graph.nodes:
+        node.meta.pop("from_node", None)
+    torch.export.save(program, path)
+
+
 def load_exported(path: Path, *, folded: bool) -> ExportedProgram:
     """Load a .pt2 that `export_program` wrote; `folded` gives INT8 constants in place of `weight → quantize`.
 

@@ -15,7 +15,7 @@ from pydantic import Field, field_validator, model_validator
 
 from edgec.errors import ConversionError, Reason
 from edgec.golden import OnnxRunner, Recording, TorchRunner, replay, zero_state
-from edgec.graphs import load_exported
+from edgec.graphs import load_exported, save_exported
 from edgec.model import Program, Signature, TensorSpec
 from edgec.registry import Options, suggest
 
@@ -109,7 +109,7 @@ def _export(model: Model, options: ExportOptions, context: Context, folder: Path
         exported = capture(task.bind(model.module, signature), task.example(signature), signature)
         signature = _named_outputs(signature, exported)
         captured = time.perf_counter()
-        _save_exported(exported, folder / f"{signature.name}.pt2")
+        save_exported(exported, folder / f"{signature.name}.pt2")
         write_onnx(
             fold(exported),
             signature,
@@ -207,12 +207,6 @@ def _named_outputs(signature: Signature, program: ExportedProgram) -> Signature:
             shape.append(names[str(size.node.expr)] if isinstance(size, torch.SymInt) else int(size))
         outputs.append(replace(spec, shape=tuple(shape)))
     return replace(signature, outputs=tuple(outputs))
-
-
-def _save_exported(program: ExportedProgram, path: Path) -> None:
-    import torch
-
-    torch.export.save(program, path)
 
 
 def _record_and_check(program: Program, task: Task, exported: dict[str, ExportedProgram], context: Context) -> None:
