@@ -13,6 +13,7 @@ and an older bundle is replaced only by a finished one.
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import shutil
@@ -84,8 +85,8 @@ def _fill(
     (folder / "recipe.json").write_text(json.dumps(recipe, indent=1, sort_keys=True) + "\n")
     _, files = digest_tree(folder)
     for name, text in papers(files).items():
-        (folder / name).write_text(text)
-    _, files = digest_tree(folder)
+        (folder / name).write_text(text, encoding="utf-8")
+        files[name] = hashlib.sha256(text.encode()).hexdigest()
     manifest = {
         "format": FORMAT,
         "name": recipe["name"],
