@@ -1,0 +1,120 @@
+// Float arithmetic that gives the same bits on every CPU and at every vector width.
+//
+// Vectors are GCC and Clang vector types: each operation is IEEE 754 single precision, lane by lane, whatever the
+// machine has. Multiplications and additions are never fused (-ffp-contract=off). Sums run over eight lanes, lane i
+// taking the elements i, i + 8, …, and the lanes are added in one fixed order. exp and log are polynomials written
+// here, because libraries differ in the last bit. Everything is forced inline: this file is compiled for several
+// instruction sets, and the linker must not mix their copies.
+#ifndef EDGEC_MATH_H
+#define EDGEC_MATH_H
+
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+
+#define EDGEC_INLINE static inline __attribute__((always_inline, unused))
+
+namespace edgec {
+
+typedef float Vec8 __attribute__((vector_size(32)));
+typedef int32_t Int8x32 __attribute__((vector_size(32)));  // eight int32 lanes
+
+EDGEC_INLINE Vec8 load8(const float* p) {
+  Vec8 v;
+  std::memcpy(&v, p, sizeof(v));
+  return v;
+}
+
+EDGEC_INLINE void store8(float* p, Vec8 v) { std::memcpy(p, &v, sizeof(v)); }
+
+EDGEC_INLINE Vec8 splat8(float x) { return Vec8{x, x, x, x, x, x, x, x}; }
+
+// The first `count` (< 8) of eight floats; the other lanes are `fill`.
+EDGEC_INLINE Vec8 load_part8(const float* p, size_t count, float fill) {
+  Vec8 v = splat8(fill);
+  for (size_t i = 0; i < count; ++i) v[i] = p[i];
+  return v;
+}
+
+// The one order in which lanes are added.
+EDGEC_INLINE float add_lanes(Vec8 v) {
+  const float a = v[0] + v[4], b = v[1] + v[5], c = v[2] + v[6], d = v[3] + v[7];
+  return (a + c) + (b + d);
+}
+
+EDGEC_INLINE float max_lanes(Vec8 v) {
+  float m = v[0];
+  for (int i = 1; i < 8; ++i) m = v[i] > m ? v[i] : m;
+  return m;
+}
+
+// Σ x[i].
+EDGEC_INLINE float sum8(const float* x, size_t count) {
+  Vec8 acc = splat8(0.0f);
+  size_t i = 0;
+  for (; i + 8 <= count; i += 8) acc += load8(x + i);
+  if (i < count) acc += load_part8(x + i, count - i, 0.0f);
+  return add_lanes(acc);
+}
+
+// e^x within 2 ulp; 0 below −87.3, and the greatest finite value's neighbourhood above 88.
+EDGEC_INLINE Vec8 exp8(Vec8 x) {
+  const Vec8 low = splat8(-87.33654f), high = splat8(88.02969f);
+  const Int8x32 under = x < low;
+  x = x > high ? high : x;
+  x = x < low ? low : x;
+  const Vec8 magic = splat8(12582912.0f);  // 1.5 · 2²³: adding it rounds to an integer
+  const Vec8 n = (x * splat8(1.44269504088896341f) + magic) - magic;
+  Vec8 r = x - n * splat8(0.693359375f);
+  r = r - n * splat8(-2.12194440e-4f);
+  // Cephes' minimax polynomial for e^r on |r| ≤ ln(2) / 2.
+  Vec8 p = splat8(1.9875691500e-4f);
+  p = p * r + splat8(1.3981999507e-3f);
+  p = p * r + splat8(8.3334519073e-3f);
+  p = p * r + splat8(4.1665795894e-2f);
+  p = p * r + splat8(1.6666665459e-1f);
+  p = p * r + splat8(5.0000001201e-1f);
+  p = p * (r * r) + r + splat8(1.0f);
+  const Int8x32 exponent = (__builtin_convertvector(n, Int8x32) + 127) << 23;
+  Vec8 power;
+  std::memcpy(&power, &exponent, sizeof(power));
+  p = p * power;
+  return under ? splat8(0.0f) : p;
+}
+
+EDGEC_INLINE float exp_f32(float x) { return exp8(splat8(x))[0]; }
+
+// Natural logarithm within 2 ulp of positive normal numbers; −87.34 for anything smaller.
+EDGEC_INLINE float log_f32(float x) {
+  if (!(x > 1.17549435e-38f)) return -87.3365f;
+  uint32_t bits;
+  std::memcpy(&bits, &x, 4);
+  int32_t e = static_cast<int32_t>(bits >> 23) - 126;
+  bits = (bits & 0x007fffffu) | 0x3f000000u;  // mantissa in [0.5, 1)
+  float m;
+  std::memcpy(&m, &bits, 4);
+  if (m < 0.707106781186547524f) {
+    e -= 1;
+    m = m + m - 1.0f;
+  } else {
+    m = m - 1.0f;
+  }
+  const float z = m * m, n = static_cast<float>(e);
+  float y = 7.0376836292e-2f;
+  y = y * m - 1.1514610310e-1f;
+  y = y * m + 1.1676998740e-1f;
+  y = y * m - 1.2420140846e-1f;
+  y = y * m + 1.4249322787e-1f;
+  y = y * m - 1.6668057665e-1f;
+  y = y * m + 2.0000714765e-1f;
+  y = y * m - 2.4999993993e-1f;
+  y = y * m + 3.3333331174e-1f;
+  y = y * m * z;
+  y = y + n * -2.12194440e-4f;
+  y = y - 0.5f * z;
+  return (m + y) + n * 0.693359375f;
+}
+
+}  // namespace edgec
+
+#endif  // EDGEC_MATH_H
