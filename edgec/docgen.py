@@ -64,6 +64,10 @@ REASONS = {
     Reason.STORE: "the cache or the output folder can't be read or written",
     Reason.DISK_FULL: "no space is left",
     Reason.NOT_REPRODUCIBLE: "two builds of one recipe gave different bytes",
+    Reason.VERSION_MISMATCH: "a bundle, a runtime library and this edgec don't belong together",
+    Reason.UNSUPPORTED_MODEL: "a bundle, a tokenizer or an option is valid, but the runtime doesn't do that",
+    Reason.TOO_LONG: "prompt and answer don't fit the context, or the whole memory for keys and values",
+    Reason.QUEUE_FULL: "too many requests wait already",
     Reason.INTERRUPTED: "stopped from outside",
 }
 

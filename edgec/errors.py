@@ -52,6 +52,10 @@ class Reason(StrEnum):
     STORE = "store"
     DISK_FULL = "disk-full"
     NOT_REPRODUCIBLE = "not-reproducible"
+    VERSION_MISMATCH = "version-mismatch"
+    UNSUPPORTED_MODEL = "unsupported-model"
+    TOO_LONG = "too-long"
+    QUEUE_FULL = "queue-full"
     INTERRUPTED = "interrupted"
 
 

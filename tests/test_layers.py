@@ -16,6 +16,7 @@ HEAVY = ("torch", "tensorflow", "coremltools", "tvm", "litert_torch", "onnxrunti
 RANKS = {
     "edgec.cli": 6,
     "edgec.runtime": 5,
+    "edgec.serving": 5,
     "edgec.runtime.compile": 1,
     "edgec.docgen": 6,
     "edgec.reproduce": 5,

@@ -1,0 +1,1 @@
+"""An OpenAI-compatible HTTP server over any engine that implements `edgec.serving.backend.Backend`."""
