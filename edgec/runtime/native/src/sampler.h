@@ -1,0 +1,111 @@
+// From a row of logits to a token.
+//
+// In this order (z is the logit, float32 throughout; m and the sums see every token):
+//   1. logprob(t) = z[t] − m − log Σ exp(z − m), of the model's own distribution, when logprobs are asked for
+//   2. logit bias:          z[t] += bias
+//   3. repetition penalty:  z[t] = z[t] > 0 ? z[t] / r : z[t] · r, for tokens of prompt and answer (Keskar et al.,
+//   2019)
+//   4. frequency, presence: z[t] −= frequency · count[t], then z[t] −= presence, for tokens of the answer
+//   5. temperature 0: the greatest z, of equal ones the lowest token id. Otherwise
+//      w[t] = exp((z[t] − m) / temperature), and exactly 0 where that is below e⁻⁸⁷
+//   6. top-k: the k greatest z; of equal ones the lowest ids
+//   7. top-p: in descending z (equal: ascending id), tokens before which less than top_p · Σ w has been seen
+//   8. min-p: tokens with w ≥ min_p · w_max = min_p
+//   9. the draw, by inverse CDF in **ascending token id**: the first kept token at which Σ w > u · (Σ over all kept w),
+//      sums in double; u is `uniform(seed, sequence, position, Draw::kToken)` of philox.h
+// Every sum has a fixed order that no vector width changes, so the token is the same on every machine.
+#ifndef EDGEC_SAMPLER_H_
+#define EDGEC_SAMPLER_H_
+
+#include <cstdint>
+#include <unordered_map>
+#include <vector>
+
+#include "edgec.h"
+#include "philox.h"
+#include "sampling_params.h"
+
+namespace edgec {
+
+// Which tokens a sequence has had: what the penalties look at. Sparse; forking a sequence copies it.
+class History {
+ public:
+  struct Entry {
+    int32_t token;
+    int32_t prompt;  // times in the prompt
+    int32_t answer;  // times in the answer
+  };
+
+  void add_prompt(const int32_t* tokens, int32_t count);
+  void add_answer(int32_t token);
+  void remove_answer(int32_t token);  // a rolled-back draft's; must have been added
+  const std::vector<Entry>& entries() const { return entries_; }
+
+ private:
+  Entry& entry(int32_t token);
+
+  std::vector<Entry> entries_;
+  std::unordered_map<int32_t, uint32_t> index_;
+};
+
+enum class SampleOutcome { kSampled, kBadLogits /* NaN or infinite: the model or its input is broken */ };
+
+struct Sampled {
+  SampleOutcome outcome = SampleOutcome::kSampled;
+  int32_t token = -1;
+  float logprob = 0;                     // of the model's own distribution; NaN unless params.logprobs ≥ 0
+  std::vector<edgec_token_logprob> top;  // params.logprobs most likely tokens, descending; equal ones by id
+};
+
+struct TokenProbability {
+  int32_t token;
+  double probability;
+};
+
+// What steps 2 to 8 leave of a row, as weights that are not normalised: p(t) = weights[t] / total.
+struct Processed {
+  SampleOutcome outcome = SampleOutcome::kSampled;
+  int32_t best = -1;  // the token with the greatest z
+  double total = 0;   // Σ weights, in the fixed order of `draw`
+};
+
+// Holds scratch, so one per thread; carries nothing from one call to the next.
+class Sampler {
+ public:
+  // `logits` (vocab) is overwritten. `history` may be null when `params.has_penalties()` is false.
+  Sampled sample(float* logits, int32_t vocab, const SamplingParams& params, const History* history, uint64_t seed,
+                 uint32_t sequence, uint32_t position);
+
+  // Steps 2 to 8: `logits` becomes weights (0 for what was removed). Greedy leaves weight 1 on one token. Speculation
+  // compares and subtracts two of these.
+  Processed process(float* logits, int32_t vocab, const SamplingParams& params, const History* history);
+
+  // The same as a list, ascending by token, only of tokens with a probability above 0; empty for bad logits.
+  std::vector<TokenProbability> probabilities(float* logits, int32_t vocab, const SamplingParams& params,
+                                              const History* history);
+
+  // Step 9 with a u from outside. total must be what `process` or `weight_sum` returned for these weights.
+  static int32_t draw(const float* weights, int32_t vocab, double total, double u);
+  static double weight_sum(const float* weights, int32_t vocab);
+
+  // Log-probability of `token` under the model's own distribution (prompt scoring). kBadLogits: NaN.
+  static float logprob(const float* logits, int32_t vocab, int32_t token);
+
+ private:
+  // The kept tokens in order of descending z, cut to a prefix: those with a key above `key`, and of those equal to it
+  // the `ties` with the lowest ids.
+  struct Cut {
+    uint32_t key;
+    int32_t ties;
+  };
+  Cut cut_top_k(const float* logits, int32_t vocab, int32_t k);
+  Cut cut_top_p(const float* logits, const float* weights, int32_t vocab, double mass);
+
+  std::vector<float> raw_, weights_;
+  std::vector<double> mass_;
+  std::vector<uint32_t> counts_;
+};
+
+}  // namespace edgec
+
+#endif  // EDGEC_SAMPLER_H_
