@@ -1,0 +1,52 @@
+// AVX-VNNI: the 256-bit VPDPBUSD of client CPUs. See avx512vnni.cpp for the offset of 128.
+#if defined(__x86_64__)
+#include <immintrin.h>
+
+#include <cmath>
+#include <cstring>
+
+#include "../math.h"
+#include "kernels.h"
+#include "sets.h"
+
+namespace edgec {
+namespace {
+
+#include "float_kernels.inc"
+#include "tiles.inc"
+
+struct Traits {
+  static constexpr int kBlock = 8, kRows = 4;
+  using Int = __m256i;
+  using Float = __m256;
+  using Weight = __m256i;
+
+  EDGEC_INLINE Float zero() { return _mm256_setzero_ps(); }
+  EDGEC_INLINE Int start(int32_t sum) { return _mm256_set1_epi32(-128 * sum); }
+  EDGEC_INLINE Weight load(const uint8_t* p) { return _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)); }
+  EDGEC_INLINE Int dot(Int acc, Weight w, const int8_t* x) {
+    int32_t four;
+    std::memcpy(&four, x, 4);
+    return _mm256_dpbusd_avx_epi32(acc, w, _mm256_set1_epi32(four));
+  }
+  EDGEC_INLINE Float add_scaled(Float out, Int acc, float scale) {
+    return _mm256_add_ps(out, _mm256_mul_ps(_mm256_cvtepi32_ps(acc), _mm256_set1_ps(scale)));
+  }
+  EDGEC_INLINE Float finish(Float out, const float* scales, const float* bias) {
+    const Float value = _mm256_mul_ps(out, _mm256_loadu_ps(scales));
+    return bias == nullptr ? value : _mm256_add_ps(value, _mm256_loadu_ps(bias));
+  }
+  EDGEC_INLINE void store(float* p, Float v) { _mm256_storeu_ps(p, v); }
+};
+
+void matmul(const QuantizedRows& x, const PackedMatrix& w, int begin, int end, float* y, size_t stride) {
+  matmul_tiles<Traits>(x, w, begin, end, y, stride);
+}
+
+}  // namespace
+
+const Kernels kAvxVnni = {"avxvnni", {8, 4, 128}, matmul, matmul_float, quantize, rms_norm,
+                          add,       silu_mul,    rotate, store_kv,     attend};
+
+}  // namespace edgec
+#endif

@@ -1,0 +1,131 @@
+// The arithmetic of a decoder, once per instruction set. Every set gives the same bits (see ../math.h).
+//
+//     y[r, n] = scale_w[n] · Σ_g scale_x[r, g] · (Σ_{k in group g} x[r, k] · w[n, k])  (+ bias[n])
+//
+// with x and w INT8: the inner sum is exact in int32, the outer one is float and runs over the groups in order. Weights
+// have one scale per output channel, as the quantise pass fixed it. Activations are quantised as they come, symmetric,
+// one scale per row and group of 64: one outlier costs its 64 neighbours precision, not the whole row.
+#ifndef EDGEC_KERNELS_H
+#define EDGEC_KERNELS_H
+
+#include <cstddef>
+#include <cstdint>
+#include <vector>
+
+namespace edgec {
+
+constexpr int kGroup = 64;  // activations that share a scale; every k is padded to a multiple of it
+
+// Where weight (n, k) lies: blocks of `block` channels; in a block, `depth` consecutive k of each channel side by side.
+// `bias` is added to the stored byte: kernels that multiply unsigned by signed want w + 128.
+struct WeightLayout {
+  int block;
+  int depth;
+  int bias;
+
+  size_t index(int n, int k, int padded_k) const {
+    const size_t row = static_cast<size_t>(n / block) * padded_k * block;
+    return row + static_cast<size_t>(k / depth) * depth * block + static_cast<size_t>(n % block) * depth + k % depth;
+  }
+};
+
+// INT8 activations: values (rows, k), scales (rows, k / kGroup), sums over each group (rows, k / kGroup).
+struct QuantizedRows {
+  int8_t* values;
+  float* scales;
+  int32_t* sums;
+  int rows;
+  int k;  // padded
+};
+
+// Packed INT8 weights. `data` holds ceil(n / block) · block channels.
+struct PackedMatrix {
+  const uint8_t* data;
+  const float* scales;  // (padded n)
+  const float* bias;    // (padded n) or null
+  int n;
+  int k;  // padded
+};
+
+// Float weights of layers that the recipe kept in float, packed as [n / 8][k][8].
+struct FloatMatrix {
+  const float* data;
+  const float* bias;
+  int n;
+  int k;
+};
+
+enum class KvType : int32_t { kInt8 = 0, kFp16 = 1, kFp32 = 2 };
+
+// How keys and values lie in a pool. A block of one layer holds, for each KV head in turn:
+//   keys (head_dim, block_size), values (block_size, head_dim), and for INT8 their scales (block_size) each, float.
+// Keys are transposed so that a vector of scores takes eight positions at once, without sums across lanes.
+struct KvLayout {
+  KvType type;
+  int block_size;
+  int kv_heads;
+  int head_dim;
+
+  size_t element() const { return type == KvType::kInt8 ? 1 : type == KvType::kFp16 ? 2 : 4; }
+  size_t plane() const { return static_cast<size_t>(block_size) * head_dim * element(); }  // of keys, or of values
+  size_t scales() const { return type == KvType::kInt8 ? sizeof(float) * block_size : 0; }
+  size_t head_bytes() const { return 2 * (plane() + scales()); }
+  size_t block_bytes() const { return head_bytes() * kv_heads; }
+};
+
+// A few query rows of one sequence, for the query heads that share one KV head.
+struct AttentionTask {
+  const float* queries;  // row r, head h: queries + r · query_stride + h · head_dim; rotated, not yet scaled
+  size_t query_stride;
+  float* out;  // the same shape
+  size_t out_stride;
+  int rows;
+  int heads;
+  const int32_t* positions;  // (rows), each attends to positions 0 … its own
+  const int32_t* table;      // blocks of the sequence
+  const uint8_t* pool;       // of this layer
+  int kv_head;
+  float scale;     // on the scores
+  float* scratch;  // attention_scratch(...) floats
+};
+
+// Rows that an AttentionTask may have.
+constexpr int kAttentionRows = 4;
+
+inline size_t attention_scratch(const KvLayout& kv, int heads, int context) {
+  const size_t width = kv.block_size < 8 ? 8 : kv.block_size;
+  return kAttentionRows * heads * (static_cast<size_t>(context) + 64 + kv.head_dim) + 2 * width * kv.head_dim;
+}
+
+struct Kernels {
+  const char* name;
+  WeightLayout layout;
+
+  // Channel blocks [begin, end) of y (rows, stride). For x.rows from 1 up.
+  void (*matmul)(const QuantizedRows& x, const PackedMatrix& w, int begin, int end, float* y, size_t stride);
+  // The same for float weights, blocks of 8: x (rows, x_stride).
+  void (*matmul_float)(const float* x, size_t x_stride, int rows, const FloatMatrix& w, int begin, int end, float* y,
+                       size_t stride);
+  // x (count) → INT8 in groups, zero-padded to `padded`.
+  void (*quantize)(const float* x, int count, int padded, int8_t* values, float* scales, int32_t* sums);
+  // RMSNorm: out = x / rms(x) · weight.
+  void (*rms_norm)(const float* x, const float* weight, float eps, int count, float* out);
+  void (*add)(float* x, const float* y, int count);  // x += y
+  // out = gate / (1 + e^−gate) · up; may overwrite gate.
+  void (*silu_mul)(const float* gate, const float* up, int count, float* out);
+  // Rotate one head in place: cos and sin (head_dim / 2), channels paired as (i, i + head_dim / 2).
+  void (*rotate)(float* head, const float* cos, const float* sin, int half);
+  // Write one position's key and value of every KV head, each (kv_heads, head_dim), into a block.
+  void (*store_kv)(const KvLayout& kv, uint8_t* block, int offset, const float* key, const float* value);
+  void (*attend)(const KvLayout& kv, const AttentionTask& task);
+};
+
+// What was compiled in and this CPU can run, best first; plain C++ ("scalar") is always the last.
+std::vector<const Kernels*> usable_kernels();
+
+// By name, or the best when `name` is null or empty. Throws Error (unsupported, naming what there is).
+const Kernels& pick_kernels(const char* name);
+
+}  // namespace edgec
+
+#endif  // EDGEC_KERNELS_H
