@@ -1,0 +1,57 @@
+// Chooses B*: the largest batch whose measured P99 step time meets the objective; and, in the same way, how many prompt
+// tokens a step may take besides. Deterministic: what it says follows from the times that it was given.
+#ifndef EDGEC_BATCH_CONTROLLER_H
+#define EDGEC_BATCH_CONTROLLER_H
+
+#include <cstdint>
+
+namespace edgec {
+
+// One limit under control. P99 of a window of kWindow steps exceeds the objective when more than one step in a hundred
+// does, that is from the kAllowed + 1st on: the limit then falls by a quarter at once. It rises, by one step of
+// `stride`, after a whole window that used the limit fully and whose P99 is at most kMargin of the objective. Between
+// the margin and the objective it stays: that is the hysteresis. A limit that failed isn't tried again for a number of
+// windows that doubles with each failure at that limit, so that it doesn't saw up and down at the edge.
+class Limit {
+ public:
+  static constexpr int32_t kWindow = 128;
+  static constexpr int32_t kAllowed = kWindow / 100;  // exceedances that P99 of a window forgives
+  static constexpr double kMargin = 0.9;
+  static constexpr int32_t kMaxPatience = 64;
+
+  Limit(int32_t least, int32_t most, int32_t stride) : least_(least), most_(most), stride_(stride), value_(most) {}
+
+  // `full`: the step used all of the limit, so its time says what the limit costs.
+  void observe(double seconds, double objective, bool full);
+  int32_t value() const { return value_; }
+  bool at_least() const { return value_ <= least_; }
+
+ private:
+  void restart();
+
+  int32_t least_, most_, stride_, value_;
+  int32_t steps_ = 0, over_ = 0, near_ = 0;  // in this window: steps, of these above the objective, above the margin
+  int32_t failed_ = 0;                       // the limit that failed last; 0: none
+  int32_t patience_ = 1, waited_ = 0;        // windows
+};
+
+class BatchController {
+ public:
+  // `objective` seconds for P99 of a step; 0: no control, the limits are the greatest.
+  BatchController(int32_t max_batch, int32_t step_tokens, int32_t block_size, double objective);
+
+  // A committed step: how long it took, how many sequences and rows it had. A step of decodes alone teaches the batch
+  // limit; one with prompt tokens the token limit, and the batch limit only when no fewer tokens are possible.
+  void observe(double seconds, int32_t sequences, int32_t rows);
+
+  int32_t batch() const { return batch_.value(); }           // B*
+  int32_t prompt_tokens() const { return tokens_.value(); }  // of a step, besides its decodes
+
+ private:
+  double objective_;
+  Limit batch_, tokens_;
+};
+
+}  // namespace edgec
+
+#endif  // EDGEC_BATCH_CONTROLLER_H
