@@ -98,15 +98,16 @@ class JsonDocument {
 
   // Values in the order of the text. A container is followed by its children; `next` is the node after its last one.
   // An object's children are key, value, key, value, …
+  struct Span {
+    uint32_t offset, bytes;  // in text_
+  };
   struct Node {
     JsonKind kind;
     uint32_t next;
     union {
-      int64_t integer;  // also a bool; of a container: its elements or members
+      int64_t integer;  // also a bool's 0 or 1, and how many elements or members a container has
       double number;
-      struct {
-        uint32_t offset, bytes;  // of a string, in text_
-      } string;
+      Span string;
     };
   };
   JsonDocument() = default;
