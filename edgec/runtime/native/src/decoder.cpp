@@ -1,0 +1,244 @@
+#include "decoder.h"
+
+#include <cmath>
+#include <cstring>
+
+#include "status.h"
+
+namespace edgec {
+namespace {
+
+// From this many rows on, work on single rows is shared among threads; below, a barrier would cost more than it saves.
+constexpr int kSharedRows = 8;
+// Bytes of weights in a piece of a product: large enough to hide handing it out, small enough to even out the ends.
+constexpr size_t kPieceBytes = 48 << 10;
+
+int padded(int k) { return (k + kGroup - 1) / kGroup * kGroup; }
+
+// Sizes of the buffers, walked by counting and by placing alike.
+struct Layout {
+  size_t used = 0;
+  uint8_t* base = nullptr;
+
+  template <typename T>
+  T* take(size_t count) {
+    const size_t at = used;
+    used += aligned(count * sizeof(T));
+    return base == nullptr ? nullptr : reinterpret_cast<T*>(base + at);
+  }
+};
+
+struct Sizes {
+  size_t hidden, q, qkv, gate_up, widest, logits, scratch;
+
+  Sizes(const Architecture& m, const KvLayout& kv, int context) {
+    hidden = m.hidden_size;
+    q = static_cast<size_t>(m.heads) * m.head_dim;
+    qkv = q + 2 * static_cast<size_t>(m.kv_heads) * m.head_dim;
+    gate_up = 2 * static_cast<size_t>(m.intermediate_size);
+    widest = padded(m.hidden_size);
+    if (widest < static_cast<size_t>(padded(m.intermediate_size))) widest = padded(m.intermediate_size);
+    if (widest < static_cast<size_t>(padded(static_cast<int>(q)))) widest = padded(static_cast<int>(q));
+    logits = (static_cast<size_t>(m.vocab_size) + 15) / 16 * 16;
+    scratch = (attention_scratch(kv, m.heads / m.kv_heads, context) + 15) / 16 * 16;
+  }
+};
+
+}  // namespace
+
+struct Decoder::Buffers {
+  float *x, *normed, *qkv, *attended, *gate_up, *delta, *final, *logits, *scratch;
+  QuantizedRows quantized;
+
+  Buffers(Layout& at, const Sizes& s, int threads, size_t rows, size_t wanted) {
+    x = at.take<float>(rows * s.hidden);
+    normed = at.take<float>(rows * s.hidden);
+    qkv = at.take<float>(rows * s.qkv);
+    attended = at.take<float>(rows * s.q);
+    gate_up = at.take<float>(rows * s.gate_up);
+    delta = at.take<float>(rows * s.hidden);
+    final = at.take<float>(wanted * s.hidden);
+    logits = at.take<float>(wanted * s.logits);
+    scratch = at.take<float>(threads * s.scratch);
+    const size_t most = rows > wanted ? rows : wanted;
+    quantized = {};
+    quantized.values = at.take<int8_t>(most * s.widest);
+    quantized.scales = at.take<float>(most * (s.widest / kGroup));
+    quantized.sums = at.take<int32_t>(most * (s.widest / kGroup));
+  }
+};
+
+size_t Decoder::scratch_bytes(const Architecture& model, const KvLayout& kv, int threads, int context, int max_rows,
+                              int max_wanted) {
+  Layout counting;
+  Buffers(counting, Sizes(model, kv, context), threads, max_rows, max_wanted);
+  return counting.used + 2 * sizeof(float) * static_cast<size_t>(context) * (model.head_dim / 2);
+}
+
+Decoder::Decoder(const Architecture& model, const Weights& weights, const Kernels& kernels, ThreadPool& threads,
+                 KvStore& store, int context, int max_rows, int max_wanted)
+    : model_(model),
+      weights_(weights),
+      kernels_(kernels),
+      threads_(threads),
+      store_(store),
+      rope_(weights.frequencies.data(), model.head_dim / 2, context, model.rope_factor),
+      context_(context),
+      max_rows_(max_rows),
+      max_wanted_(max_wanted) {
+  const Sizes sizes(model, store.layout(), context);
+  Layout layout;
+  Buffers(layout, sizes, threads.threads(), max_rows, max_wanted);
+  arena_ = Pages(layout.used);
+  layout = {0, arena_.data()};
+  const Buffers buffers(layout, sizes, threads.threads(), max_rows, max_wanted);
+  x_ = buffers.x;
+  normed_ = buffers.normed;
+  qkv_ = buffers.qkv;
+  attended_ = buffers.attended;
+  gate_up_ = buffers.gate_up;
+  delta_ = buffers.delta;
+  final_ = buffers.final;
+  logits_ = buffers.logits;
+  scratch_ = buffers.scratch;
+  quantized_ = buffers.quantized;
+  qkv_stride_ = sizes.qkv;
+  logits_stride_ = sizes.logits;
+  scratch_stride_ = sizes.scratch;
+}
+
+void Decoder::discard_scratch() { arena_.discard(0, arena_.size()); }
+
+template <typename Body>
+void Decoder::each_row(int rows, const Body& body) {
+  if (rows < kSharedRows) {
+    for (int r = 0; r < rows; ++r) body(r);
+    return;
+  }
+  constexpr int kPerPiece = 4;
+  threads_.run((rows + kPerPiece - 1) / kPerPiece, [&](int piece, int) {
+    for (int r = piece * kPerPiece; r < rows && r < (piece + 1) * kPerPiece; ++r) body(r);
+  });
+}
+
+void Decoder::quantize(const float* x, size_t stride, int rows, int k) {
+  quantized_.rows = rows;
+  quantized_.k = padded(k);
+  const int groups = quantized_.k / kGroup;
+  each_row(rows, [&](int r) {
+    kernels_.quantize(x + r * stride, k, quantized_.k, quantized_.values + static_cast<size_t>(r) * quantized_.k,
+                      quantized_.scales + static_cast<size_t>(r) * groups,
+                      quantized_.sums + static_cast<size_t>(r) * groups);
+  });
+}
+
+void Decoder::multiply(const Linear& linear, const float* x, size_t x_stride, int rows, float* y, size_t y_stride) {
+  if (linear.has_int8) quantize(x, x_stride, rows, linear.k);
+  for (const Linear::Part& part : linear.parts) {
+    const int block = part.is_float ? 8 : kernels_.layout.block;
+    const int blocks = ((part.is_float ? part.floats.n : part.int8.n) + block - 1) / block;
+    const size_t block_bytes = static_cast<size_t>(block) * linear.padded * (part.is_float ? 4 : 1);
+    int per_piece = static_cast<int>(kPieceBytes / block_bytes);
+    if (per_piece < 1 || rows >= kSharedRows) per_piece = 1;
+    if (blocks / per_piece > 8192) per_piece = blocks / 8192 + 1;
+    threads_.run((blocks + per_piece - 1) / per_piece, [&](int piece, int) {
+      const int begin = piece * per_piece, end = begin + per_piece < blocks ? begin + per_piece : blocks;
+      if (part.is_float)
+        kernels_.matmul_float(x, x_stride, rows, part.floats, begin, end, y + part.offset, y_stride);
+      else
+        kernels_.matmul(quantized_, part.int8, begin, end, y + part.offset, y_stride);
+    });
+  }
+}
+
+void Decoder::normalize_and_multiply(const float* norm, const Linear& linear, int rows, float* y, size_t y_stride) {
+  const int hidden = model_.hidden_size;
+  each_row(rows, [&](int r) {
+    kernels_.rms_norm(x_ + static_cast<size_t>(r) * hidden, norm, model_.norm_eps, hidden,
+                      normed_ + static_cast<size_t>(r) * hidden);
+  });
+  multiply(linear, normed_, hidden, rows, y, y_stride);
+}
+
+void Decoder::attend(const Batch& batch, int layer) {
+  const KvLayout& kv = store_.layout();
+  const int rows = static_cast<int>(batch.rows.size()), dim = model_.head_dim, half = dim / 2;
+  const size_t q = static_cast<size_t>(model_.heads) * dim, width = static_cast<size_t>(model_.kv_heads) * dim;
+  each_row(rows, [&](int r) {
+    const Batch::Row& row = batch.rows[r];
+    const float* cos = rope_.cos.data() + static_cast<size_t>(row.position) * half;
+    const float* sin = rope_.sin.data() + static_cast<size_t>(row.position) * half;
+    float* values = qkv_ + r * qkv_stride_;
+    for (int h = 0; h < model_.heads + model_.kv_heads; ++h)  // keys follow the queries
+      kernels_.rotate(values + static_cast<size_t>(h) * dim, cos, sin, half);
+    const int32_t block = batch.tables[row.sequence][row.position / kv.block_size];
+    kernels_.store_kv(kv, store_.block(layer, block), row.position % kv.block_size, values + q, values + q + width);
+  });
+  const int group = model_.heads / model_.kv_heads;
+  threads_.run(static_cast<int>(tiles_.size()) * model_.kv_heads, [&](int piece, int thread) {
+    const Tile& tile = tiles_[piece / model_.kv_heads];
+    const int kv_head = piece % model_.kv_heads;
+    AttentionTask task;
+    task.queries = qkv_ + tile.first * qkv_stride_ + static_cast<size_t>(kv_head) * group * dim;
+    task.query_stride = qkv_stride_;
+    task.out = attended_ + tile.first * q + static_cast<size_t>(kv_head) * group * dim;
+    task.out_stride = q;
+    task.rows = tile.rows;
+    task.heads = group;
+    task.positions = positions_.data() + tile.first;
+    task.table = batch.tables[tile.sequence];
+    task.pool = store_.layer(layer);
+    task.kv_head = kv_head;
+    task.scale = 1.0f / std::sqrt(static_cast<float>(dim));
+    task.scratch = scratch_ + thread * scratch_stride_;
+    kernels_.attend(kv, task);
+  });
+}
+
+void Decoder::forward(const Batch& batch) {
+  const int rows = static_cast<int>(batch.rows.size()), hidden = model_.hidden_size, wide = model_.intermediate_size;
+  if (rows == 0) return;
+  int wanted = 0;
+  for (const Batch::Row& row : batch.rows) wanted += row.wanted ? 1 : 0;
+  require(rows <= max_rows_ && wanted <= max_wanted_, EDGEC_INTERNAL, "a batch is larger than its buffers");
+
+  tiles_.clear();
+  positions_.clear();
+  for (int r = 0; r < rows; ++r) {
+    const Batch::Row& row = batch.rows[r];
+    positions_.push_back(row.position);
+    weights_.embed(row.token, x_ + static_cast<size_t>(r) * hidden);
+    if (tiles_.empty() || tiles_.back().sequence != row.sequence || tiles_.back().rows == kAttentionRows)
+      tiles_.push_back({r, 0, row.sequence});
+    tiles_.back().rows += 1;
+  }
+
+  const size_t gate_up = 2 * static_cast<size_t>(wide), q = static_cast<size_t>(model_.heads) * model_.head_dim;
+  const auto add_delta = [&](int r) {
+    kernels_.add(x_ + static_cast<size_t>(r) * hidden, delta_ + static_cast<size_t>(r) * hidden, hidden);
+  };
+  for (int i = 0; i < model_.layers; ++i) {
+    const LayerWeights& layer = weights_.layers[i];
+    normalize_and_multiply(layer.attention_norm, layer.qkv, rows, qkv_, qkv_stride_);
+    attend(batch, i);
+    multiply(layer.out, attended_, q, rows, delta_, hidden);
+    each_row(rows, add_delta);
+    normalize_and_multiply(layer.mlp_norm, layer.gate_up, rows, gate_up_, gate_up);
+    each_row(rows, [&](int r) {
+      float* gate = gate_up_ + r * gate_up;
+      kernels_.silu_mul(gate, gate + wide, wide, gate);
+    });
+    multiply(layer.down, gate_up_, gate_up, rows, delta_, hidden);
+    each_row(rows, add_delta);
+  }
+
+  if (wanted == 0) return;
+  int at = 0;
+  for (int r = 0; r < rows; ++r)
+    if (batch.rows[r].wanted)
+      kernels_.rms_norm(x_ + static_cast<size_t>(r) * hidden, weights_.norm, model_.norm_eps, hidden,
+                        final_ + static_cast<size_t>(at++) * hidden);
+  multiply(weights_.head, final_, hidden, wanted, logits_, logits_stride_);
+}
+
+}  // namespace edgec

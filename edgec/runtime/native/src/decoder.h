@@ -1,0 +1,81 @@
+// One pass of a Llama over rows of any sequences, with keys and values in a paged store.
+//
+// A row's result depends on its token, its position and the keys and values before it, and on nothing else: not on the
+// other rows, not on the threads, not on the kernel set. That is what "one answer" rests on.
+#ifndef EDGEC_DECODER_H
+#define EDGEC_DECODER_H
+
+#include <cstdint>
+#include <vector>
+
+#include "kv_store.h"
+#include "rope_tables.h"
+#include "thread_pool.h"
+#include "weights.h"
+
+namespace edgec {
+
+// Rows of one pass. Rows of a sequence stand together, in the order of their positions.
+struct Batch {
+  struct Row {
+    int32_t token;
+    int32_t position;
+    int32_t sequence;  // index into `tables`
+    bool wanted;       // its logits are
+  };
+  std::vector<Row> rows;
+  std::vector<const int32_t*> tables;  // block tables: position p of a sequence lies in block tables[s][p / block_size]
+};
+
+class Decoder {
+ public:
+  // Everything that a pass needs is allocated here: for `max_rows` rows, of which logits are wanted for `max_wanted`.
+  Decoder(const Architecture& model, const Weights& weights, const Kernels& kernels, ThreadPool& threads,
+          KvStore& store, int context, int max_rows, int max_wanted);
+
+  static size_t scratch_bytes(const Architecture& model, const KvLayout& kv, int threads, int context, int max_rows,
+                              int max_wanted);
+
+  // Runs the batch. Afterwards `logits(i)` is the i-th wanted row's, (vocab), and `hidden(i)` its last hidden state
+  // after the final norm, (hidden).
+  void forward(const Batch& batch);
+
+  float* logits(int wanted) { return logits_ + static_cast<size_t>(wanted) * logits_stride_; }
+  const float* hidden(int wanted) const { return final_ + static_cast<size_t>(wanted) * model_.hidden_size; }
+  int max_rows() const { return max_rows_; }
+  int max_wanted() const { return max_wanted_; }
+  void discard_scratch();  // give its pages back until the next pass
+
+ private:
+  struct Tile {  // rows that attend together
+    int first, rows, sequence;
+  };
+  struct Buffers;
+
+  void quantize(const float* x, size_t stride, int rows, int k);
+  void multiply(const Linear& linear, const float* x, size_t x_stride, int rows, float* y, size_t y_stride);
+  void attend(const Batch& batch, int layer);
+  void normalize_and_multiply(const float* norm, const Linear& linear, int rows, float* y, size_t y_stride);
+  template <typename Body>
+  void each_row(int rows, const Body& body);
+
+  const Architecture model_;
+  const Weights& weights_;
+  const Kernels& kernels_;
+  ThreadPool& threads_;
+  KvStore& store_;
+  RopeTables rope_;
+  int context_, max_rows_, max_wanted_;
+  size_t qkv_stride_, logits_stride_;
+
+  Pages arena_;
+  float *x_, *normed_, *qkv_, *attended_, *gate_up_, *delta_, *final_, *logits_, *scratch_;
+  size_t scratch_stride_;  // floats of a thread's
+  QuantizedRows quantized_;
+  std::vector<Tile> tiles_;
+  std::vector<int32_t> positions_;
+};
+
+}  // namespace edgec
+
+#endif  // EDGEC_DECODER_H

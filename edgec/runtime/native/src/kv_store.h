@@ -1,0 +1,39 @@
+// The memory behind a BlockPool: keys and values of every layer, block by block.
+#ifndef EDGEC_KV_STORE_H
+#define EDGEC_KV_STORE_H
+
+#include <cstdint>
+#include <vector>
+
+#include "kernels/kernels.h"
+#include "memory.h"
+
+namespace edgec {
+
+class KvStore {
+ public:
+  // Zeroed, but not yet resident: the system gives pages when a block is first written.
+  KvStore(KvLayout layout, int layers, int blocks)
+      : layout_(layout), layers_(layers), blocks_(blocks), pages_(layout.block_bytes() * layers * blocks) {}
+
+  static size_t bytes_per_block(const KvLayout& layout, int layers) { return layout.block_bytes() * layers; }
+
+  const KvLayout& layout() const { return layout_; }
+  int blocks() const { return blocks_; }
+  uint8_t* layer(int layer) { return pages_.data() + layout_.block_bytes() * blocks_ * layer; }
+  uint8_t* block(int layer_index, int32_t block) { return layer(layer_index) + layout_.block_bytes() * block; }
+
+  void copy(int32_t from, int32_t to);
+  // Give the pages of a block that holds nothing back to the system.
+  void discard(int32_t block);
+
+ private:
+  KvLayout layout_;
+  int layers_;
+  int blocks_;
+  Pages pages_;
+};
+
+}  // namespace edgec
+
+#endif  // EDGEC_KV_STORE_H

@@ -1,0 +1,69 @@
+// Worker threads for the inside of a step.
+//
+// Work is handed out in pieces, one after the other, to whoever asks: the caller works too, and waits only for pieces
+// that someone has begun. So a worker that the system has taken off its core costs nothing but its help, which is what
+// makes two threads on a busy machine no slower than one. Between pieces workers spin for some tens of microseconds
+// (the time between two layers) and then sleep, so an idle engine uses no power.
+#ifndef EDGEC_THREAD_POOL_H
+#define EDGEC_THREAD_POOL_H
+
+#include <atomic>
+#include <condition_variable>
+#include <cstdint>
+#include <mutex>
+#include <thread>
+#include <vector>
+
+namespace edgec {
+
+// How many threads to use when nobody says: the cores that run at (nearly) the highest clock, at most eight.
+int default_threads();
+
+class ThreadPool {
+ public:
+  // `threads` includes the caller's: one means no workers. Throws Error(EDGEC_IO) when the system gives no thread.
+  explicit ThreadPool(int threads);
+  ~ThreadPool();
+  ThreadPool(const ThreadPool&) = delete;
+  ThreadPool& operator=(const ThreadPool&) = delete;
+
+  int threads() const { return static_cast<int>(workers_.size()) + 1; }
+
+  // Call body(piece, thread) for each piece in [0, pieces), each exactly once, and return when all are done. `thread`
+  // is in [0, threads()), for scratch memory. What a piece computes must not depend on who runs it or when. Not
+  // reentrant.
+  template <typename Body>
+  void run(int pieces, const Body& body) {
+    if (workers_.empty() || pieces == 1) {
+      for (int piece = 0; piece < pieces; ++piece) body(piece, 0);
+      return;
+    }
+    run_shared(
+        pieces, [](const void* context, int piece, int thread) { (*static_cast<const Body*>(context))(piece, thread); },
+        &body);
+  }
+
+ private:
+  using Call = void (*)(const void* context, int piece, int thread);
+
+  void run_shared(int pieces, Call call, const void* context);
+  bool help(int thread);  // run one piece of the current job, if there is one left
+  void work(int thread);
+
+  // One word, so that taking a piece and seeing which job it belongs to is one operation:
+  // job number (32 bits) | pieces (16) | next piece (16).
+  std::atomic<uint64_t> ticket_{0};
+  std::atomic<int32_t> done_{0};
+  std::atomic<Call> call_{nullptr};
+  std::atomic<const void*> context_{nullptr};
+
+  std::atomic<int32_t> sleepers_{0};
+  std::mutex mutex_;
+  std::condition_variable wake_;
+  bool stop_ = false;
+  std::vector<std::thread> workers_;
+};
+
+}  // namespace edgec
+
+#endif  // EDGEC_THREAD_POOL_H
