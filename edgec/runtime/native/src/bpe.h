@@ -10,6 +10,8 @@
 #include <string_view>
 #include <vector>
 
+#include "string_table.h"
+
 namespace edgec {
 
 class Bpe {
@@ -66,7 +68,6 @@ class Bpe {
   static constexpr size_t kShort = 32;  // symbols up to which looking at all pairs beats a heap
 
   const Pair* find(int32_t left, int32_t right) const;
-  int32_t whole(std::string_view word) const;  // the token that `word` is in the vocabulary, or −1
   void start(std::string_view word, Scratch* scratch) const;
   void merge_short(Scratch* scratch) const;
   void merge_long(Scratch* scratch) const;
@@ -75,8 +76,7 @@ class Bpe {
   std::array<int32_t, 256> byte_tokens_{};
   std::vector<Pair> pairs_;  // open addressing, a power of two
   size_t pair_mask_ = 0;
-  std::vector<Word> words_;  // the same, by bytes
-  size_t word_mask_ = 0;
+  StringTable words_;
 
   // Whether merging a token's own bytes gives that token (nearly always), found out when it is first met: then a word
   // that is a token needs no merging. 0 not known, 1 yes, 2 no.

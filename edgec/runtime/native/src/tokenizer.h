@@ -44,7 +44,7 @@ class Tokenizer {
   PreTokenizer pretokenizer_;
   AddedTokens added_;
   Bpe bpe_;
-  std::string bytes_;              // of all tokens, one after the other
+  std::vector<char> bytes_;        // of all tokens, one after the other; a vector, because a move must not move them
   std::vector<uint32_t> offsets_;  // (vocab + 1)
   std::vector<bool> special_;      // (vocab)
 };
