@@ -14,17 +14,11 @@ import tempfile
 from functools import cache
 from pathlib import Path
 
-from edgec.errors import EdgecError, Reason, ToolMissing
+from edgec.errors import ToolMissing
 from edgec.runtime import compile as core
-from edgec.runtime.abi import ABI_VERSION, declare
+from edgec.runtime.abi import ABI_VERSION, Status, declare
+from edgec.runtime.failures import EngineError
 from edgec.store import default_root, store_error
-
-
-class VersionMismatch(EdgecError):
-    """A bundle, a library and this edgec don't belong together."""
-
-    exit_code = ToolMissing.exit_code
-    default_reason = Reason.VERSION_MISMATCH
 
 
 def load(path: Path | None = None) -> ctypes.CDLL:
@@ -35,7 +29,7 @@ def load(path: Path | None = None) -> ctypes.CDLL:
 
     Raises:
         ToolMissing: the core is not compiled yet, and there is no compiler.
-        VersionMismatch: the library has another ABI than this binding.
+        EngineError: the library has another ABI than this binding.
     """
     return _load(Path(path or os.environ.get("EDGEC_LIBRARY") or compiled()).resolve())
 
@@ -44,11 +38,12 @@ def load_for(bundle: Path) -> ctypes.CDLL:
     """The core with which to open a bundle's `native` folder: the installed one, else the bundle's own.
 
     Raises:
-        VersionMismatch: the bundle was made for another ABI.
+        EngineError: the bundle was made for another ABI.
     """
     wanted = bundle_abi(bundle)
     if wanted is not None and wanted != ABI_VERSION:
-        raise VersionMismatch(
+        raise EngineError(
+            Status.VERSION_MISMATCH,
             f"{bundle} was built for version {wanted} of the runtime's ABI; this edgec has version {ABI_VERSION}",
             hint="build the recipe again with this edgec, or run the bundle with the edgec that built it",
         )
@@ -99,12 +94,14 @@ def _load(path: Path) -> ctypes.CDLL:
         library = ctypes.CDLL(str(path))
         found = int(library.edgec_abi_version())
     except (OSError, AttributeError) as error:
-        raise VersionMismatch(
+        raise EngineError(
+            Status.VERSION_MISMATCH,
             f"{path} can't be loaded as edgec's runtime: {error}",
             hint="it is for another platform, or not edgec's; build the bundle again on this machine",
         ) from error
     if found != ABI_VERSION:
-        raise VersionMismatch(
+        raise EngineError(
+            Status.VERSION_MISMATCH,
             f"{path} has version {found} of the runtime's ABI; this edgec has version {ABI_VERSION}",
             hint="build the bundle again with this edgec",
         )

@@ -1,0 +1,81 @@
+"""The engine's counters (`edgec_stats` of edgec.h), and the four wastes that are computed from them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+
+from edgec.runtime import abi
+
+
+@dataclass(frozen=True)
+class Stats:
+    """Counters since the engine was opened; the difference of two has the counters of the time between."""
+
+    waiting: int = 0
+    running: int = 0
+    blocks_total: int = 0
+    blocks_free: int = 0
+    blocks_cached: int = 0
+    blocks_owned: int = 0
+    batch_limit: int = 0
+    kv_tokens: int = 0
+    steps: int = 0
+    retries: int = 0
+    failures: int = 0
+    preemptions: int = 0
+    requests_finished: int = 0
+    requests_cancelled: int = 0
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
+    answer_tokens: int = 0
+    computed_tokens: int = 0
+    recomputed_tokens: int = 0
+    batch_slots: int = 0
+    batch_used: int = 0
+    step_seconds: float = 0.0
+    forward_seconds: float = 0.0
+    sample_seconds: float = 0.0
+    step_p50_ms: float = 0.0
+    step_p99_ms: float = 0.0
+    kv_token_steps: int = 0
+    kv_slot_steps: int = 0
+
+    @staticmethod
+    def from_c(raw: abi.Stats) -> Stats:
+        return Stats(**{f.name: getattr(raw, f.name) for f in fields(Stats)})
+
+    def since(self, earlier: Stats) -> Stats:
+        """The counters of the time after `earlier`; what is not a counter stays as it is now."""
+        values = {f.name: getattr(self, f.name) for f in fields(self)}
+        for name in _COUNTERS:
+            values[name] -= getattr(earlier, name)
+        return Stats(**values)
+
+    @property
+    def occupancy(self) -> float | None:
+        """Sequences in a step over those that it could have held; None before the first step."""
+        return self.batch_used / self.batch_slots if self.batch_slots else None
+
+    @property
+    def utilisation(self) -> float | None:
+        """Tokens held over the slots of the blocks that were owned for them, averaged over steps."""
+        return self.kv_token_steps / self.kv_slot_steps if self.kv_slot_steps else None
+
+    @property
+    def scheduling(self) -> float | None:
+        """Share of the steps' time outside the model and the sampler: planning and bookkeeping."""
+        if self.step_seconds <= 0:
+            return None
+        return max(0.0, 1 - (self.forward_seconds + self.sample_seconds) / self.step_seconds)
+
+    @property
+    def recomputed(self) -> float | None:
+        """Share of the rows through the model that preemption made necessary."""
+        return self.recomputed_tokens / self.computed_tokens if self.computed_tokens else None
+
+
+_COUNTERS = (
+    *("steps", "retries", "failures", "preemptions", "requests_finished", "requests_cancelled", "prompt_tokens"),
+    *("cached_tokens", "answer_tokens", "computed_tokens", "recomputed_tokens", "batch_slots", "batch_used"),
+    *("step_seconds", "forward_seconds", "sample_seconds", "kv_token_steps", "kv_slot_steps"),
+)
