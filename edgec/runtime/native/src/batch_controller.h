@@ -7,11 +7,11 @@
 
 namespace edgec {
 
-// One limit under control. P99 of a window of kWindow steps exceeds the objective when more than one step in a hundred
-// does, that is from the kAllowed + 1st on: the limit then falls by a quarter at once. It rises, by one step of
-// `stride`, after a whole window that used the limit fully and whose P99 is at most kMargin of the objective. Between
-// the margin and the objective it stays: that is the hysteresis. A limit that failed isn't tried again for a number of
-// windows that doubles with each failure at that limit, so that it doesn't saw up and down at the edge.
+// One limit under control. P99 of a window of kWindow steps exceeds the objective when more than kAllowed of them do:
+// the limit then falls by a quarter, at once. It rises by `stride` after a whole window of which half the steps used
+// the limit fully, and whose P99 is at most kMargin of the objective. Between margin and objective it stays: that is
+// the hysteresis. A limit that failed isn't tried again for a number of windows that doubles each time it fails again,
+// so that the limit doesn't saw up and down at the edge.
 class Limit {
  public:
   static constexpr int32_t kWindow = 128;
@@ -30,9 +30,10 @@ class Limit {
   void restart();
 
   int32_t least_, most_, stride_, value_;
-  int32_t steps_ = 0, over_ = 0, near_ = 0;  // in this window: steps, of these above the objective, above the margin
-  int32_t failed_ = 0;                       // the limit that failed last; 0: none
-  int32_t patience_ = 1, waited_ = 0;        // windows
+  // In this window: steps, and of these the ones that used the limit fully, were above the objective, above the margin.
+  int32_t steps_ = 0, full_ = 0, over_ = 0, near_ = 0;
+  int32_t failed_ = 0;                 // the limit that failed last; 0: none
+  int32_t patience_ = 1, waited_ = 0;  // windows
 };
 
 class BatchController {
@@ -40,9 +41,10 @@ class BatchController {
   // `objective` seconds for P99 of a step; 0: no control, the limits are the greatest.
   BatchController(int32_t max_batch, int32_t step_tokens, int32_t block_size, double objective);
 
-  // A committed step: how long it took, how many sequences and rows it had. A step of decodes alone teaches the batch
-  // limit; one with prompt tokens the token limit, and the batch limit only when no fewer tokens are possible.
-  void observe(double seconds, int32_t sequences, int32_t rows);
+  // A committed step: how long it took, how many sequences and prompt tokens it had. A step of decodes alone teaches
+  // the batch limit; one with prompt tokens the token limit, and the batch limit only when no fewer tokens are
+  // possible.
+  void observe(double seconds, int32_t sequences, int32_t prompt_tokens);
 
   int32_t batch() const { return batch_.value(); }           // B*
   int32_t prompt_tokens() const { return tokens_.value(); }  // of a step, besides its decodes

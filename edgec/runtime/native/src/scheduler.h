@@ -67,7 +67,8 @@ class Scheduler {
   bool finish(SequenceId id);  // the same, counted as finished
 
   // A copy of `parent` that shares its blocks. With `last_token` the copy's last token is that one instead: so are n
-  // answers made from one prompt, after the step that computed it. False: no parent, or the child's id is taken.
+  // answers made from one prompt, after the step that computed it. False: no parent, the child's id is taken, or the
+  // parent is in a step (between `reserve` and `commit`).
   // Children run beside their parent; when there are more than the batch limit, the first ones run first.
   bool fork(SequenceId parent, SequenceId child, const int32_t* last_token = nullptr);
 
@@ -124,17 +125,25 @@ class Scheduler {
 
   const Sequence& get(SequenceId id) const;
   Sequence* lookup(SequenceId id);
+  bool remove(SequenceId id, uint64_t* counter);
   void leave(Sequence* sequence);  // gives its blocks and its place back, and forgets it
+  void stop_running(Sequence* sequence);
   void drop_blocks(Sequence* sequence);
   void to_waiting(Sequence* sequence);
+  void insert_running(Sequence* sequence);
   void choose_senior();
-  void start(const Start& start);
+  void hash_full_blocks(Sequence* sequence) const;
+  int32_t cacheable_blocks(const Sequence& sequence) const;  // at most so many may come from the prefix cache
+
+  bool start(const Start& start);
   bool reserve_chunk(const Chunk& chunk, std::vector<BlockCopy>* copies);
-  void undo(Sequence* sequence);
-  void publish(Sequence* sequence);
+  void undo_chunk(Sequence* sequence);
+  void undo_start(Sequence* sequence);
+  void rollback(const StepPlan& plan);
+  void check(const StepPlan& plan, const StepResult* results, size_t count) const;
   void apply(const Chunk& chunk, const StepResult* result, Sequence* sequence);
   void account(const StepPlan& plan, double seconds);
-  void check(const StepPlan& plan, const StepResult* results, size_t count) const;
+  void changed();  // what was planned is out of date
 
   SchedulerConfig config_;
   BlockPool pool_;
@@ -145,10 +154,11 @@ class Scheduler {
   Sequence* senior_ = nullptr;
   std::vector<BlockId> hits_;  // scratch
   bool in_flight_ = false;
-  uint64_t version_ = 0, next_ticket_ = 0;
+  uint64_t version_ = 1, next_ticket_ = 0, next_ordinal_ = 0;
   double headroom_ = 1.0;      // blocks per running sequence that stay free when another is started
   int32_t static_slots_ = 0;   // members that the present static batch began with
   int32_t static_prompt_ = 0;  // its longest prompt
+  int32_t static_blocks_ = 0;  // blocks set aside for it
   SchedulerStats stats_{};
 };
 

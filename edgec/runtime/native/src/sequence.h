@@ -24,8 +24,9 @@ struct Sequence {
   int32_t prompt = 0;     // tokens
   int32_t max_total = 0;  // tokens, prompt and answer
   Tenant* tenant = nullptr;
-  uint64_t ticket = 0;  // order of arrival
-  int64_t rank = 0;     // place in its tenant's queue: the least goes first
+  uint64_t ticket = 0;   // order of arrival
+  uint64_t ordinal = 0;  // order of the first start
+  int64_t rank = 0;      // place in its tenant's queue: the least goes first
   uint64_t arrival_step = 0;
   std::string cache_key;
 
@@ -39,13 +40,12 @@ struct Sequence {
   int32_t published = 0;  // blocks of the table that are published; the last one's serial:
   uint64_t serial = 0;
 
-  // Between reserve and commit.
+  // Between reserve and commit or release.
   bool in_flight = false;
   bool fresh = false;         // this step starts it
-  bool charged = false;       // and this is its first start
   int32_t appended = 0;       // blocks that this step added to the table
-  BlockId shared = kNoBlock;  // the block that copy-on-write replaced, at `shared_at`
-  int32_t shared_at = 0;
+  BlockId shared = kNoBlock;  // what copy-on-write replaced …
+  int32_t shared_at = 0;      // … at this place in the table
 
   int32_t pending() const { return static_cast<int32_t>(tokens.size()) - length; }
 };

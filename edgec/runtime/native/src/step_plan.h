@@ -65,6 +65,7 @@ struct StepPlan {
   std::vector<SequenceId> victims;  // non-empty: blocks lack; `reserve` preempts these and answers kRetry
   int32_t rows = 0;                 // sum of the chunks' counts
   int32_t padding = 0;   // static batching: rows that it computes for nothing; may run as dummies in a scratch block
+  int32_t longest = 0;   // static batching: the prompt that this batch's others are padded to
   int32_t slots = 0;     // sequences that the step could have held, of those that there are
   uint64_t version = 0;  // of the scheduler's state
 
