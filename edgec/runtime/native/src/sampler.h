@@ -92,18 +92,23 @@ class Sampler {
   static float logprob(const float* logits, int32_t vocab, int32_t token);
 
  private:
-  // The kept tokens in order of descending z, cut to a prefix: those with a key above `key`, and of those equal to it
-  // the `ties` with the lowest ids.
+  // A set of tokens that are the first ones in descending order: those with a key (the logit as an ordered integer)
+  // above `key`, and of those equal to it the `ties` with the lowest ids.
   struct Cut {
     uint32_t key;
     int32_t ties;
   };
-  Cut cut_top_k(const float* logits, int32_t vocab, int32_t k);
-  Cut cut_top_p(const float* logits, const float* weights, int32_t vocab, double mass);
+  struct Candidate {
+    uint32_t key;
+    float mass;
+  };
+  // The shortest cut whose mass is at least `wanted`; a token's mass is its weight, or 1 without weights.
+  Cut cut(const float* logits, const float* weights, int32_t vocab, double wanted);
+  static void keep(const float* logits, float* weights, int32_t vocab, Cut cut);
 
   std::vector<float> raw_, weights_;
   std::vector<double> mass_;
-  std::vector<uint32_t> counts_;
+  std::vector<Candidate> candidates_;
 };
 
 }  // namespace edgec
