@@ -1,8 +1,7 @@
 """Steps an engine in a thread of its own, and hands each request's events to whoever submitted it.
 
-The thread sleeps while there is nothing to do. What it delivers, it delivers from its own thread, after each step
-and in order; a request that was submitted gets its FINISH events whatever happens, also when the engine fails or is
-stopped.
+The thread sleeps while there is nothing to do. What it delivers, it delivers from its own thread, after each step and
+in order. A request that was submitted gets its FINISH events whatever happens: also when the engine fails, or is ended.
 """
 
 from __future__ import annotations
