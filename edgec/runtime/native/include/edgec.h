@@ -94,7 +94,7 @@ typedef struct edgec_engine_options {
   void* user; /* given to the callbacks */
 } edgec_engine_options;
 #define EDGEC_ENGINE_OPTIONS_INIT \
-  { sizeof(edgec_engine_options) }
+  { sizeof(edgec_engine_options), 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0.0, NULL, NULL, NULL, NULL }
 
 /* Open a bundle's `native` folder. The budget is checked before weights are read. */
 EDGEC_API edgec_status edgec_engine_create(const char* bundle, const edgec_engine_options* options,

@@ -57,7 +57,7 @@ struct Decoder::Buffers {
     attended = at.take<float>(rows * s.q);
     gate_up = at.take<float>(rows * s.gate_up);
     delta = at.take<float>(rows * s.hidden);
-    final = at.take<float>(wanted * s.hidden);
+    final = at.take<float>(rows * s.hidden);
     logits = at.take<float>(wanted * s.logits);
     scratch = at.take<float>(threads * s.scratch);
     const size_t most = rows > wanted ? rows : wanted;
@@ -198,9 +198,7 @@ void Decoder::attend(const Batch& batch, int layer) {
 void Decoder::forward(const Batch& batch) {
   const int rows = static_cast<int>(batch.rows.size()), hidden = model_.hidden_size, wide = model_.intermediate_size;
   if (rows == 0) return;
-  int wanted = 0;
-  for (const Batch::Row& row : batch.rows) wanted += row.wanted ? 1 : 0;
-  require(rows <= max_rows_ && wanted <= max_wanted_, EDGEC_INTERNAL, "a batch is larger than its buffers");
+  require(rows <= max_rows_, EDGEC_INTERNAL, "a batch is larger than its buffers");
 
   tiles_.clear();
   positions_.clear();
@@ -232,13 +230,18 @@ void Decoder::forward(const Batch& batch) {
     each_row(rows, add_delta);
   }
 
-  if (wanted == 0) return;
   int at = 0;
   for (int r = 0; r < rows; ++r)
     if (batch.rows[r].wanted)
       kernels_.rms_norm(x_ + static_cast<size_t>(r) * hidden, weights_.norm, model_.norm_eps, hidden,
                         final_ + static_cast<size_t>(at++) * hidden);
-  multiply(weights_.head, final_, hidden, wanted, logits_, logits_stride_);
+}
+
+void Decoder::project(int first, int count) {
+  require(count <= max_wanted_ && first + count <= max_rows_, EDGEC_INTERNAL, "more logits than there is room for");
+  const int hidden = model_.hidden_size;
+  if (count > 0)
+    multiply(weights_.head, final_ + static_cast<size_t>(first) * hidden, hidden, count, logits_, logits_stride_);
 }
 
 }  // namespace edgec

@@ -29,18 +29,21 @@ struct Batch {
 
 class Decoder {
  public:
-  // Everything that a pass needs is allocated here: for `max_rows` rows, of which logits are wanted for `max_wanted`.
+  // Everything that a pass needs is allocated here: for `max_rows` rows, and logits of `max_wanted`.
   Decoder(const Architecture& model, const Weights& weights, const Kernels& kernels, ThreadPool& threads,
           KvStore& store, int context, int max_rows, int max_wanted);
 
   static size_t scratch_bytes(const Architecture& model, const KvLayout& kv, int threads, int context, int max_rows,
                               int max_wanted);
 
-  // Runs the batch. Afterwards `logits(i)` is the i-th wanted row's, (vocab), and `hidden(i)` its last hidden state
-  // after the final norm, (hidden).
+  // Runs the batch up to the final norm. Afterwards `hidden(i)` is the i-th wanted row's last hidden state, (hidden).
   void forward(const Batch& batch);
 
-  float* logits(int wanted) { return logits_ + static_cast<size_t>(wanted) * logits_stride_; }
+  // The output layer for wanted rows [first, first + count), count ≤ max_wanted: `logits(i)` is row first + i's,
+  // (vocab).
+  void project(int first, int count);
+
+  float* logits(int row) { return logits_ + static_cast<size_t>(row) * logits_stride_; }
   const float* hidden(int wanted) const { return final_ + static_cast<size_t>(wanted) * model_.hidden_size; }
   int max_rows() const { return max_rows_; }
   int max_wanted() const { return max_wanted_; }

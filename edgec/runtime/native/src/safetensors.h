@@ -35,6 +35,7 @@ class Safetensors {
   const Tensor& get(const std::string& name, DType dtype, const std::vector<int64_t>& shape) const;
   const Tensor* find(const std::string& name) const;
 
+  size_t bytes() const { return file_.size(); }  // of the file
   void drop_pages() { file_.drop_pages(); }
 
  private:

@@ -1,0 +1,138 @@
+// The engine: requests in, events out. Scheduler, decoder and sampler meet here and nowhere else.
+//
+// One mutex guards the requests, the scheduler and the events. `step` holds it while it plans and while it commits, not
+// while the model runs, so `submit` and `cancel` never wait for a forward pass. A request that is cancelled meanwhile
+// loses its blocks at once; nobody gets them before the step has committed, because only planning gives blocks out.
+#ifndef EDGEC_ENGINE_H
+#define EDGEC_ENGINE_H
+
+#include <atomic>
+#include <deque>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <vector>
+
+#include "decoder.h"
+#include "manifest.h"
+#include "request.h"
+#include "safetensors.h"
+#include "scheduler.h"
+#include "tokenizer.h"
+
+namespace edgec {
+
+// edgec_engine_options with every default filled in.
+struct EngineConfig {
+  int threads, block_size, context, max_batch, step_tokens, max_waiting, aging_steps;
+  KvType kv;
+  bool static_batching, prefix_cache;
+  uint64_t memory_budget;
+  double step_slo;  // seconds
+  std::string kernel;
+  edgec_log_fn log;
+  edgec_thermal_fn thermal;
+  void* user;
+
+  // Throws Error(EDGEC_INVALID_ARGUMENT) naming the field.
+  static EngineConfig resolve(const edgec_engine_options& options, const Manifest& manifest);
+};
+
+class Engine {
+ public:
+  Engine(const std::string& folder, const edgec_engine_options& options);
+
+  uint64_t submit(const edgec_request& request);
+  void cancel(uint64_t id);
+  StepOutcome step();
+  int32_t poll(edgec_event* events, int32_t capacity);
+  void trim(int32_t level);
+  edgec_stats stats() const;
+  const std::string& describe() const { return description_; }
+  const edgec_tokenizer* tokenizer() const { return tokenizer_.get(); }
+  void forward(const int32_t* tokens, const int32_t* positions, const int32_t* slots, const int32_t* sequence,
+               int32_t rows, const int32_t* tables, int32_t sequences, int32_t width, float* logits, float* hidden);
+
+ private:
+  // A chunk of the step at hand, with the answer that it belongs to.
+  struct Work {
+    Chunk chunk;
+    Answer* answer;
+    std::vector<Sampled> sampled;  // one, or n when the prompt of a request with n sequences has just been computed
+  };
+  // What a wanted row's logits are for: a new token, or the score of the prompt's token after `position`.
+  struct Use {
+    size_t work;
+    int32_t position;
+    bool scores;
+    float logprob;
+    std::vector<edgec_token_logprob> top;
+  };
+  struct Budget {
+    size_t weights, scratch, block;
+    int32_t blocks;  // for sequences
+  };
+
+  Budget make_budget(const Safetensors& file) const;
+  std::string make_description() const;
+  void log(int32_t level, const std::string& line) const;
+
+  StepOutcome run_step();
+  void build_batch();
+  void compute();
+  void use_row(Use* use, float* logits, int thread);
+  void commit(double seconds);
+  void fork(Work* work, Said& first);
+  void end(Answer* answer, int32_t finish);
+  void end_all(Request* request, int32_t finish);
+  void fail_step();
+  void sweep();
+  Answer* find(SequenceId id);
+  void rest(double seconds) const;
+
+  Manifest manifest_;
+  EngineConfig config_;
+  const Kernels& kernels_;
+  std::unique_ptr<edgec_tokenizer> tokenizer_;
+  std::unique_ptr<ThreadPool> threads_;
+  std::unique_ptr<Weights> weights_;
+  std::unique_ptr<KvStore> store_;
+  std::unique_ptr<Decoder> decoder_;
+  std::unique_ptr<Scheduler> scheduler_;
+  Budget budget_{};
+  std::string description_;
+
+  mutable std::mutex mutex_;
+  std::atomic<bool> stepping_{false};
+  std::map<uint64_t, std::unique_ptr<Request>> requests_;
+  std::vector<uint64_t> ended_;  // requests to forget at the end of the step
+  std::deque<Event> events_;
+  std::vector<Event> polled_;
+  uint64_t next_id_ = 1;
+
+  // Of the step at hand; kept, so that a step allocates little.
+  StepPlan plan_;
+  std::vector<BlockCopy> copies_;
+  std::vector<Work> work_;
+  Batch batch_;
+  std::vector<Use> uses_;  // of the wanted rows, in order; a static batch's padding has none
+  std::vector<int32_t> scratch_tables_;
+  std::vector<Sampler> samplers_;               // one per thread
+  std::vector<std::vector<float>> row_copies_;  // one per thread, (vocab)
+  std::vector<StepResult> results_;
+  std::vector<Said> said_;  // of `work_`
+
+  double step_seconds_ = 0, forward_seconds_ = 0, sample_seconds_ = 0;
+  uint64_t failures_ = 0;
+  std::vector<double> recent_;  // seconds of the latest steps, a ring
+  size_t recent_at_ = 0;
+};
+
+}  // namespace edgec
+
+struct edgec_engine {
+  edgec::Engine engine;
+};
+
+#endif  // EDGEC_ENGINE_H

@@ -1,0 +1,123 @@
+// Defaults, limits, and what the memory budget buys: everything an engine decides before it runs.
+#include <cstdio>
+
+#include "engine.h"
+#include "status.h"
+
+namespace edgec {
+namespace {
+
+constexpr int kMaxBatch = 64, kMaxStepTokens = 4096, kMaxThreads = 64;
+// Tokenizer, requests, scheduler and thread stacks, which aren't counted one by one.
+constexpr size_t kOverhead = size_t{24} << 20;
+
+[[noreturn]] void refuse(const char* field, const std::string& why) {
+  throw Error(EDGEC_INVALID_ARGUMENT, std::string("option ") + field + ": " + why);
+}
+
+int in_range(const char* field, int value, int otherwise, int least, int most) {
+  if (value == 0) value = otherwise;
+  if (value < least || value > most)
+    refuse(field, std::to_string(value) + " is not in " + std::to_string(least) + "…" + std::to_string(most));
+  return value;
+}
+
+std::string megabytes(uint64_t bytes) {
+  char text[32];
+  std::snprintf(text, sizeof(text), "%.1f MB", static_cast<double>(bytes) / 1e6);
+  return text;
+}
+
+const char* name_of(KvType type) { return type == KvType::kInt8 ? "int8" : type == KvType::kFp16 ? "fp16" : "fp32"; }
+
+std::string quoted(const std::string& text) {
+  std::string out = "\"";
+  for (const char c : text) {
+    if (c == '"' || c == '\\') out += '\\';
+    if (static_cast<unsigned char>(c) >= 0x20) out += c;
+  }
+  return out + "\"";
+}
+
+}  // namespace
+
+EngineConfig EngineConfig::resolve(const edgec_engine_options& options, const Manifest& manifest) {
+  if (options.struct_size != sizeof(edgec_engine_options))
+    throw Error(EDGEC_VERSION_MISMATCH,
+                "edgec_engine_options has another size in this library; compile against its own "
+                "edgec.h and use EDGEC_ENGINE_OPTIONS_INIT");
+  EngineConfig c = {};
+  c.threads = in_range("threads", options.threads, default_threads(), 1, kMaxThreads);
+  c.block_size = in_range("block_size", options.block_size, manifest.block_size, 4, 64);
+  if ((c.block_size & (c.block_size - 1)) != 0) refuse("block_size", "it must be 4, 8, 16, 32 or 64");
+  c.context = in_range("context", options.context, manifest.context, 2, manifest.model.max_positions);
+  c.max_batch = in_range("max_batch", options.max_batch, manifest.max_batch, 1, kMaxBatch);
+  const int tokens = manifest.step_tokens > c.max_batch ? manifest.step_tokens : c.max_batch;
+  c.step_tokens = in_range("step_tokens", options.step_tokens, tokens, c.max_batch, kMaxStepTokens);
+  c.max_waiting = in_range("max_waiting", options.max_waiting, 256, 1, 1 << 20);
+  c.aging_steps = in_range("aging_steps", options.aging_steps, 32, 1, 1 << 20);
+  if (options.kv_dtype < EDGEC_KV_INT8 || options.kv_dtype > EDGEC_KV_FP32) refuse("kv_dtype", "it must be EDGEC_KV_*");
+  c.kv = static_cast<KvType>(options.kv_dtype);
+  if (options.batching != EDGEC_BATCHING_CONTINUOUS && options.batching != EDGEC_BATCHING_STATIC)
+    refuse("batching", "it must be EDGEC_BATCHING_*");
+  c.static_batching = options.batching == EDGEC_BATCHING_STATIC;
+  c.prefix_cache = options.prefix_cache >= 0;
+  c.memory_budget = options.memory_budget != 0 ? options.memory_budget : manifest.memory_budget;
+  if (!(options.step_slo_ms >= 0.0 && options.step_slo_ms < 1e6)) refuse("step_slo_ms", "it must be in 0…1e6");
+  c.step_slo = options.step_slo_ms / 1e3;
+  c.kernel = options.kernel == nullptr ? "" : options.kernel;
+  c.log = options.log;
+  c.thermal = options.thermal;
+  c.user = options.user;
+  return c;
+}
+
+Engine::Budget Engine::make_budget(const Safetensors& file) const {
+  const Architecture& m = manifest_.model;
+  const KvLayout kv = {config_.kv, config_.block_size, m.kv_heads, m.head_dim};
+  Budget budget = {};
+  budget.weights = Weights::packed_bytes(m, file, kernels_);
+  budget.scratch = kOverhead + Decoder::scratch_bytes(m, kv, config_.threads, config_.context, config_.step_tokens,
+                                                      config_.max_batch < 16 ? 16 : config_.max_batch);
+  budget.block = KvStore::bytes_per_block(kv, m.layers);
+  const int64_t per_sequence = (config_.context + config_.block_size - 1) / config_.block_size;
+  // One sequence of full length has to fit, and scratch blocks for what only fills a static batch up.
+  const int64_t scratch_blocks = config_.static_batching ? (config_.step_tokens - 1) / config_.block_size + 1 : 1;
+  const uint64_t least =
+      budget.weights + budget.scratch + budget.block * static_cast<uint64_t>(per_sequence + scratch_blocks);
+  if (least > config_.memory_budget)
+    throw Error(EDGEC_OVER_BUDGET, "the memory budget is " + megabytes(config_.memory_budget) + ", and " +
+                                       megabytes(least) + " is the least that works: weights " +
+                                       megabytes(budget.weights) + ", scratch " + megabytes(budget.scratch) +
+                                       ", one sequence of " + std::to_string(config_.context) +
+                                       " tokens the rest; raise the budget, or lower the context");
+  const uint64_t rest = config_.memory_budget - budget.weights - budget.scratch;
+  int64_t blocks = static_cast<int64_t>(rest / budget.block) - scratch_blocks;
+  // More than this can't be used: every sequence at full length, and as much again of cached prefixes.
+  const int64_t most = 2 * per_sequence * config_.max_batch;
+  budget.blocks = static_cast<int32_t>(blocks < most ? blocks : most);
+  return budget;
+}
+
+std::string Engine::make_description() const {
+  const auto number = [](uint64_t value) { return std::to_string(value); };
+  std::string eos;
+  for (const int32_t token : manifest_.eos) eos += (eos.empty() ? "" : ", ") + std::to_string(token);
+  return "{\"name\": " + quoted(manifest_.name) + ", \"vocab_size\": " + number(manifest_.model.vocab_size) +
+         ", \"hidden_size\": " + number(manifest_.model.hidden_size) +
+         ", \"layers\": " + number(manifest_.model.layers) + ", \"context\": " + number(config_.context) +
+         ", \"block_size\": " + number(config_.block_size) + ", \"blocks\": " + number(budget_.blocks) +
+         ", \"first_block\": " + number(scheduler_->config().first_block) +
+         ", \"max_batch\": " + number(config_.max_batch) + ", \"step_tokens\": " + number(config_.step_tokens) +
+         ", \"max_waiting\": " + number(config_.max_waiting) + ", \"kernel\": " + quoted(kernels_.name) +
+         ", \"threads\": " + number(threads_->threads()) + ", \"kv_dtype\": " + quoted(name_of(config_.kv)) +
+         ", \"batching\": " + (config_.static_batching ? "\"static\"" : "\"continuous\"") +
+         ", \"prefix_cache\": " + (config_.prefix_cache ? "true" : "false") +
+         ", \"memory\": {\"weights\": " + number(budget_.weights) +
+         ", \"pools\": " + number(budget_.block * static_cast<uint64_t>(store_->blocks())) +
+         ", \"scratch\": " + number(budget_.scratch) + ", \"budget\": " + number(config_.memory_budget) +
+         "}, \"bytes_per_block\": " + number(budget_.block) +
+         ", \"bytes_per_token_read\": " + number(weights_->read_per_token()) + ", \"eos\": [" + eos + "]}";
+}
+
+}  // namespace edgec
