@@ -25,6 +25,17 @@ SchedulerConfig checked(const SchedulerConfig& config) {
   return config;
 }
 
+// Results mostly come in the order of the chunks, so the search begins behind the one found last.
+const StepResult* find_result(const StepResult* results, size_t count, SequenceId id, size_t* next) {
+  for (size_t i = 0; i < count; ++i) {
+    const size_t at = (*next + i) % count;
+    if (results[at].sequence != id) continue;
+    *next = at + 1;
+    return &results[at];
+  }
+  return nullptr;
+}
+
 }  // namespace
 
 Scheduler::Scheduler(const SchedulerConfig& config)
@@ -173,7 +184,7 @@ bool Scheduler::start(const Start& start) {
   queue_.remove(sequence);
   if (!sequence->started) sequence->ordinal = next_ordinal_++;
   sequence->state = Sequence::State::kRunning;
-  sequence->in_flight = sequence->fresh = true;
+  sequence->in_flight = true;
   sequence->published = static_cast<int32_t>(sequence->table.size());
   sequence->serial = sequence->table.empty() ? 0 : pool_.serial(sequence->table.back());
   sequence->length = sequence->published * config_.block_size;
@@ -243,7 +254,7 @@ void Scheduler::rollback(const StepPlan& plan) {
     if (sequence != nullptr && sequence->in_flight) undo_start(sequence);
   }
   for (const Chunk& chunk : plan.chunks) {
-    if (Sequence* sequence = lookup(chunk.sequence)) sequence->in_flight = sequence->fresh = false;
+    if (Sequence* sequence = lookup(chunk.sequence)) sequence->in_flight = false;
   }
 }
 
@@ -257,13 +268,11 @@ void Scheduler::release(const StepPlan& plan) {
 
 void Scheduler::check(const StepPlan& plan, const StepResult* results, size_t count) const {
   require(in_flight_, EDGEC_INTERNAL, "no step is reserved");
+  size_t next = 0;
   for (const Chunk& chunk : plan.chunks) {
     const Sequence* sequence = find(chunk.sequence);
     if (!chunk.samples || sequence == nullptr || !sequence->in_flight) continue;
-    const StepResult* result = nullptr;
-    for (size_t i = 0; i < count && result == nullptr; ++i) {
-      if (results[i].sequence == chunk.sequence) result = &results[i];
-    }
+    const StepResult* result = find_result(results, count, chunk.sequence, &next);
     require(result != nullptr, EDGEC_INTERNAL, "a sampled sequence has no result");
     require(result->count > 0 || result->finish, EDGEC_INTERNAL, "a result without a token must finish its sequence");
     require(result->count >= 0 && result->count <= chunk.drafts + 1 && result->count <= room(chunk.sequence),
@@ -277,8 +286,6 @@ void Scheduler::commit(const StepPlan& plan, const StepResult* results, size_t c
   for (const Start& start : plan.starts) {
     Sequence* sequence = lookup(start.sequence);
     if (sequence == nullptr || !sequence->in_flight) continue;
-    sequence->fresh = false;
-    sequence->in_flight = false;
     if (!sequence->started) {
       sequence->started = true;
       sequence->cached_tokens = start.blocks * config_.block_size;
@@ -290,16 +297,12 @@ void Scheduler::commit(const StepPlan& plan, const StepResult* results, size_t c
       queue_.started(sequence->tenant);
       queue_.charge(sequence->tenant, sequence->prompt - sequence->cached_tokens);
     }
-    sequence->in_flight = true;
   }
+  size_t next = 0;
   for (const Chunk& chunk : plan.chunks) {
     Sequence* sequence = lookup(chunk.sequence);
     if (sequence == nullptr || !sequence->in_flight) continue;
-    const StepResult* result = nullptr;
-    for (size_t i = 0; chunk.samples && i < count && result == nullptr; ++i) {
-      if (results[i].sequence == chunk.sequence) result = &results[i];
-    }
-    apply(chunk, result, sequence);
+    apply(chunk, chunk.samples ? find_result(results, count, chunk.sequence, &next) : nullptr, sequence);
   }
   for (const Start& start : plan.starts) {  // a static batch starts members that have no chunk yet
     if (Sequence* sequence = lookup(start.sequence)) sequence->in_flight = false;
@@ -409,7 +412,7 @@ void Scheduler::drop_blocks(Sequence* sequence) {
   sequence->length = sequence->published = sequence->appended = 0;
   sequence->serial = 0;
   sequence->shared = kNoBlock;
-  sequence->in_flight = sequence->fresh = false;
+  sequence->in_flight = false;
 }
 
 void Scheduler::to_waiting(Sequence* sequence) {

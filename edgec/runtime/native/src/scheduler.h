@@ -152,7 +152,6 @@ class Scheduler {
   std::unordered_map<SequenceId, std::unique_ptr<Sequence>> sequences_;
   std::vector<Sequence*> running_;  // in the order of their first start; a child after its parent
   Sequence* senior_ = nullptr;
-  std::vector<BlockId> hits_;  // scratch
   bool in_flight_ = false;
   uint64_t version_ = 1, next_ticket_ = 0, next_ordinal_ = 0;
   double headroom_ = 1.0;      // blocks per running sequence that stay free when another is started

@@ -42,7 +42,6 @@ struct Sequence {
 
   // Between reserve and commit or release.
   bool in_flight = false;
-  bool fresh = false;         // this step starts it
   int32_t appended = 0;       // blocks that this step added to the table
   BlockId shared = kNoBlock;  // what copy-on-write replaced …
   int32_t shared_at = 0;      // … at this place in the table
