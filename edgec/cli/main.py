@@ -22,7 +22,7 @@ app = typer.Typer(
 )
 
 # In the order of --help. Each is edgec/cli/<name>.py with a function `<name>`.
-COMMANDS = ("build", "plan", "inspect", "diff", "doctor", "schema", "init", "cache")
+COMMANDS = ("build", "plan", "run", "bench", "serve", "inspect", "diff", "doctor", "schema", "init", "cache")
 for _name in COMMANDS:
     app.command(_name)(getattr(import_module(f"edgec.cli.{_name}"), _name))
 
@@ -52,7 +52,7 @@ def main() -> None:
         _fail(error)
     except SystemExit as leaving:
         if leaving.code == ExitCode.INTERRUPTED:  # what typer makes of Ctrl-C
-            print("edgec: interrupted; finished stages are kept, the same command goes on from there", file=sys.stderr)
+            print(f"edgec: {out.interrupted}", file=sys.stderr)
         raise
     except Exception as error:  # noqa: BLE001 - whatever gets here is a bug, and exit code 1 says so
         bug = EdgecError(f"{type(error).__name__}: {error}", reason=Reason.BUG)

@@ -24,6 +24,7 @@ class Out:
     json: bool = False
     quiet: bool = False
     debug: bool = False
+    interrupted: str = "interrupted; finished stages are kept, the same command goes on from there"
 
     @property
     def stderr(self) -> Console:

@@ -19,7 +19,7 @@ import math
 import threading
 from array import array
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
@@ -171,9 +171,7 @@ class Engine:
                 found.extend(_event(self._polled[i]) for i in range(count.value))
         return found
 
-    def generate(
-        self, prompt: str | Sequence[int], sampling: Sampling | None = None, **request: Any
-    ) -> Iterator[Event]:
+    def generate(self, prompt: str | Sequence[int], sampling: Sampling | None = None, **request: Any) -> Generation:
         """Submit a prompt and yield its events, stepping as long as they are asked for. Closing the iterator cancels.
 
         The request is submitted by this call, not by the first `next`: what is refused is refused here.
@@ -188,7 +186,7 @@ class Engine:
         self._events[number] = deque()
         events = self._drain(number, wanted.sampling.n)
         next(events)  # into its `try`: from here on, dropping the iterator cancels the request
-        return events
+        return Generation(number, events)
 
     def stream(self, prompt: str | Sequence[int], sampling: Sampling | None = None, **request: Any) -> Iterator[str]:
         """The text of a single answer, in pieces of whole characters."""
@@ -203,7 +201,7 @@ class Engine:
         asked = [self.generate(prompt, sampling, **request) for prompt in prompts]
         return [collect(events, (sampling or Sampling()).n) for events in asked]
 
-    def _drain(self, number: int, open_sequences: int) -> Iterator[Event]:
+    def _drain(self, number: int, open_sequences: int) -> Generator[Event, None, None]:
         mine = self._events[number]
         fruitless = 0
         try:
@@ -413,6 +411,20 @@ class Engine:
         if status != Status.OK:
             message = self._last_error() or f"the runtime returned {status}"
             raise EngineError(status_of(status), message)
+
+
+class Generation(Iterator[Event]):
+    """A request's events, as they happen; `number` is the request's. Closing or dropping it cancels what is left."""
+
+    def __init__(self, number: int, events: Generator[Event, None, None]) -> None:
+        self.number = number
+        self._events = events
+
+    def __next__(self) -> Event:
+        return next(self._events)
+
+    def close(self) -> None:
+        self._events.close()
 
 
 def _options_to_c(options: EngineOptions) -> tuple[abi.EngineOptions, tuple[Any, ...]]:

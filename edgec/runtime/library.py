@@ -70,12 +70,21 @@ def bundle_abi(bundle: Path) -> int | None:
         return None
 
 
+def is_compiled() -> bool:
+    """Whether `load` finds a library that is ready."""
+    return "EDGEC_LIBRARY" in os.environ or _place().is_file() or core.compiler(core.host()) is None
+
+
+def _place() -> Path:
+    return default_root() / "runtime" / core.source_digest()[:24] / core.host().library
+
+
 def compiled() -> Path:
     """The installed core's library, compiled now when it is not in the store yet."""
-    folder = default_root() / "runtime" / core.source_digest()[:24]
-    library = folder / core.host().library
+    library = _place()
     if library.is_file():
         return library
+    folder = library.parent
     try:
         folder.mkdir(parents=True, exist_ok=True)
         # Compiled beside its place and moved there whole: another process may be at the same, and either's will do.

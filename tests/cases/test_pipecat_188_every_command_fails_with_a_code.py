@@ -13,6 +13,9 @@ from tests.conftest import Edgec
 FAILURES = {
     "build": ["build", "none.yaml"],
     "plan": ["plan", "none.yaml"],
+    "run": ["run", "none", "hello"],
+    "bench": ["bench", "none"],
+    "serve": ["serve", "none", "--port", "0"],
     "inspect": ["inspect", "none.onnx"],
     "diff": ["diff", "none.onnx", "none.tflite"],
     "doctor": ["doctor", "--target", "nothing"],

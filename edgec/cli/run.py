@@ -1,0 +1,329 @@
+"""`edgec run`: a bundle answers a prompt, or chats."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from collections.abc import Callable, Iterator
+from types import FrameType
+from typing import TYPE_CHECKING, Annotated, Any, Self
+
+import typer
+
+from edgec.cli.engine_options import (
+    BundleArgument,
+    ContextOption,
+    KernelOption,
+    KvOption,
+    MemoryOption,
+    ThreadsOption,
+    open_engine,
+)
+from edgec.cli.options import JsonOption
+from edgec.cli.out import out
+
+if TYPE_CHECKING:
+    from edgec.runtime.engine import Engine
+    from edgec.runtime.events import Answer, Event
+    from edgec.runtime.sampling import Sampling
+    from edgec.runtime.stats import Stats
+    from edgec.runtime.timing import Timing
+
+_MAX_PROMPT = 16 << 20
+_SAMPLING, _ENGINE = "Sampling", "Engine"
+# What a terminal would act on; a model's words are not to move its cursor or set its title.
+_CONTROL = dict.fromkeys(c for c in (*range(0x20), *range(0x7F, 0xA0)) if chr(c) not in "\n\t")
+
+
+def run(
+    bundle: BundleArgument,
+    prompt: Annotated[
+        str | None,
+        typer.Argument(
+            help="What to answer; `-` reads it from stdin, as does a pipe. Without one: an interactive chat.",
+            show_default=False,
+        ),
+    ] = None,
+    chat: Annotated[
+        bool, typer.Option("--chat/--no-chat", help="Apply the model's chat template, or just continue the text.")
+    ] = True,
+    system: Annotated[str | None, typer.Option("--system", help="A system message, before the prompt.")] = None,
+    max_tokens: Annotated[
+        int, typer.Option("--max-tokens", min=0, help="Tokens of an answer at most; 0: until the context is full.")
+    ] = 512,
+    temperature: Annotated[
+        float,
+        typer.Option(
+            "--temperature",
+            min=0,
+            help="0 takes the likeliest token each time, so that equal prompts have equal answers; "
+            "0.7 is a common choice for livelier text.",
+            rich_help_panel=_SAMPLING,
+        ),
+    ] = 0.0,
+    top_k: Annotated[
+        int, typer.Option("--top-k", min=0, help="Only the k likeliest tokens; 0: all.", rich_help_panel=_SAMPLING)
+    ] = 0,
+    top_p: Annotated[
+        float,
+        typer.Option("--top-p", help="Only the likeliest tokens that add up to this.", rich_help_panel=_SAMPLING),
+    ] = 1.0,
+    min_p: Annotated[
+        float,
+        typer.Option(
+            "--min-p", help="Only tokens at least this fraction as likely as the likeliest.", rich_help_panel=_SAMPLING
+        ),
+    ] = 0.0,
+    repetition_penalty: Annotated[
+        float, typer.Option("--repetition-penalty", help="1: none.", rich_help_panel=_SAMPLING)
+    ] = 1.0,
+    frequency_penalty: Annotated[
+        float, typer.Option("--frequency-penalty", help="−2 to 2; 0: none.", rich_help_panel=_SAMPLING)
+    ] = 0.0,
+    presence_penalty: Annotated[
+        float, typer.Option("--presence-penalty", help="−2 to 2; 0: none.", rich_help_panel=_SAMPLING)
+    ] = 0.0,
+    seed: Annotated[
+        int | None, typer.Option("--seed", help="Of the random numbers.", rich_help_panel=_SAMPLING)
+    ] = None,
+    stop: Annotated[
+        list[str] | None,
+        typer.Option("--stop", help="Text that ends the answer; may be given again.", rich_help_panel=_SAMPLING),
+    ] = None,
+    n: Annotated[
+        int, typer.Option("-n", min=1, help="Answers to the one prompt, computed together.", rich_help_panel=_SAMPLING)
+    ] = 1,
+    logprobs: Annotated[
+        int | None,
+        typer.Option("--logprobs", min=0, max=20, help="With --json: log-probabilities and so many alternatives."),
+    ] = None,
+    threads: ThreadsOption = 0,
+    kernel: KernelOption = None,
+    kv: KvOption = "int8",
+    memory: MemoryOption = None,
+    context: ContextOption = 0,
+    stats: Annotated[bool, typer.Option("--stats", help="Speed, and the four wastes, on stderr at the end.")] = False,
+    json: JsonOption = False,
+) -> None:
+    """Answer a prompt with a bundle, or chat with it.
+
+    The answer goes to stdout as it is computed. Ctrl-C stops the answer, twice leaves.
+    """
+    out.json = json
+    out.interrupted = "interrupted"
+    from edgec.errors import UsageError
+    from edgec.runtime.sampling import Sampling
+
+    sampling = Sampling(
+        max_tokens=max_tokens,
+        temperature=temperature,
+        top_k=top_k,
+        top_p=top_p,
+        min_p=min_p,
+        repetition_penalty=repetition_penalty,
+        frequency_penalty=frequency_penalty,
+        presence_penalty=presence_penalty,
+        seed=seed,
+        stop=tuple(stop or ()),
+        n=n,
+        logprobs=logprobs,
+    )
+    _check(sampling, json=json, system=system, chat=chat)
+    text = _prompt(prompt)
+    if text is None and (json or n > 1 or not chat):
+        raise UsageError("there is no prompt", hint="give one as an argument or on stdin; chatting is for a terminal")
+    with open_engine(bundle, threads=threads, kernel=kernel, kv=kv, memory=memory, context=context) as engine:
+        if text is None:
+            from edgec.cli.conversation import converse
+
+            converse(engine, sampling, system=system, stats=stats)
+            return
+        _answer(engine, _tokens(engine, text, chat=chat, system=system), sampling, stats=stats)
+
+
+def _check(sampling: Sampling, *, json: bool, system: str | None, chat: bool) -> None:
+    from edgec.errors import UsageError
+
+    if sampling.temperature == 0:
+        for name, value, none in (
+            ("--top-k", sampling.top_k, 0),
+            ("--top-p", sampling.top_p, 1.0),
+            ("--min-p", sampling.min_p, 0.0),
+        ):
+            if value != none:
+                raise UsageError(f"{name} changes nothing at temperature 0", hint="give --temperature too")
+    if sampling.logprobs is not None and not json:
+        raise UsageError("--logprobs is only for --json")
+    if system is not None and not chat:
+        raise UsageError("--system needs the chat template, which --no-chat leaves out")
+
+
+def _prompt(given: str | None) -> str | None:
+    """The prompt, from the argument or a pipe; None on a terminal."""
+    from edgec.errors import UsageError
+
+    if given is not None and given != "-":
+        return given
+    if given is None and sys.stdin.isatty():
+        return None
+    raw = sys.stdin.buffer.read(_MAX_PROMPT + 1)
+    if len(raw) > _MAX_PROMPT:
+        raise UsageError(f"the prompt on stdin has more than {_MAX_PROMPT} bytes")
+    try:
+        text = raw.decode().removesuffix("\n")
+    except UnicodeDecodeError as error:
+        raise UsageError(f"the prompt on stdin is not UTF-8 (byte {error.start})") from error
+    if not text:
+        raise UsageError("the prompt on stdin is empty")
+    return text
+
+
+def _tokens(engine: Engine, text: str, *, chat: bool, system: str | None) -> list[int]:
+    if not chat:
+        return engine.encode_prompt(text)
+    from edgec.runtime.chat import Chat, Message
+
+    messages = [*([Message("system", system)] if system is not None else []), Message("user", text)]
+    return Chat(engine).tokens(messages)
+
+
+def _answer(engine: Engine, tokens: list[int], sampling: Sampling, *, stats: bool) -> None:
+    from edgec.errors import ExitCode
+    from edgec.runtime.events import Answer
+    from edgec.runtime.timing import Timing
+
+    before, timing = engine.stats(), Timing()
+    answers = [Answer() for _ in range(sampling.n)]
+    alternatives: list[list[Any]] = [[] for _ in answers]
+    streaming = sampling.n == 1 and not out.json
+    with Interrupt() as interrupt:
+        for event in interrupt.events(engine, tokens, sampling):
+            timing.add(event)
+            answers[event.sequence].add(event)
+            if event.top:
+                alternatives[event.sequence].append([{"token": t, "logprob": p} for t, p in event.top])
+            if streaming:
+                show(event.text)
+    if streaming:
+        show("\n")
+    elif not out.json:
+        for i, answer in enumerate(answers, 1):
+            show(f"--- {i}\n{answer.text}\n")
+    now = engine.stats().since(before)
+    out.document(_document(engine, answers, alternatives, sampling, timing, now))
+    if timing.tokens and answers[0].finish.name == "LENGTH" and not out.json:
+        out.progress("(cut at --max-tokens, or where the context is full)")
+    if stats:
+        for line in summary(engine, timing, now):
+            out.progress(line)
+    if interrupt.stopped:
+        raise typer.Exit(int(ExitCode.INTERRUPTED))
+
+
+class Interrupt:
+    """Ctrl-C cancels the request that is being answered, once; the second one is a KeyboardInterrupt."""
+
+    def __init__(self) -> None:
+        self.stopped = False
+        self._cancel: Callable[[], object] = bool
+        self._before: Any = None
+
+    def __enter__(self) -> Self:
+        self._before = signal.signal(signal.SIGINT, self._handle)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        signal.signal(signal.SIGINT, self._before)
+
+    def events(self, engine: Engine, tokens: list[int], sampling: Sampling) -> Iterator[Event]:
+        """A request's events, also when it is cancelled in the middle of a long prompt."""
+        events = engine.generate(tokens, sampling)
+        # The handler runs between two instructions of this thread, never inside the core.
+        self._cancel = lambda: engine.cancel(events.number)
+        if self.stopped:
+            self._cancel()
+        return events
+
+    def _handle(self, _: int, frame: FrameType | None) -> None:
+        if self.stopped:
+            raise KeyboardInterrupt
+        self.stopped = True
+        self._cancel()
+
+
+def show(text: str) -> None:
+    """Text to stdout at once. When nobody reads any more, the command is over."""
+    if sys.stdout.isatty():
+        text = text.translate(_CONTROL)
+    try:
+        sys.stdout.buffer.write(text.encode(errors="replace"))
+        sys.stdout.buffer.flush()
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        raise typer.Exit from None
+
+
+def summary(engine: Engine, timing: Timing, stats: Stats) -> list[str]:
+    """Speed and waste, for people."""
+    from edgec.units import format_bytes, format_milliseconds
+
+    about = engine.description
+    first = timing.first_token_seconds
+    memory = about.get("memory", {})
+    return [
+        f"prompt: {timing.prompt_tokens} tokens ({timing.cached_tokens} cached), "
+        f"first token after {format_milliseconds(None if first is None else first * 1e3)}, {_rate(timing.prompt_rate)}",
+        f"answer: {timing.answer_tokens} tokens, {_rate(timing.answer_rate)}, ended by {timing.finish.name.lower()}",
+        f"KV utilisation {_percent(stats.utilisation)}, step occupancy {_percent(stats.occupancy)}, "
+        f"scheduling {_percent(stats.scheduling)} of the steps' time, recomputed {_percent(stats.recomputed)}",
+        f"kernel {about.get('kernel')}, threads {about.get('threads')}, KV {about.get('kv_dtype')}, "
+        f"memory {', '.join(f'{name} {format_bytes(size)}' for name, size in memory.items())}",
+    ]
+
+
+def _document(
+    engine: Engine,
+    answers: list[Answer],
+    alternatives: list[list[Any]],
+    sampling: Sampling,
+    timing: Timing,
+    stats: Stats,
+) -> dict[str, Any]:
+    from edgec.runtime.locate import bundle_name
+
+    scored = sampling.logprobs is not None
+    return {
+        "model": bundle_name(engine.folder),
+        "answers": [
+            {
+                "text": a.text,
+                "finish": a.finish.name.lower(),
+                "tokens": a.tokens,
+                **({"logprobs": a.logprobs, "alternatives": top} if scored else {}),
+            }
+            for a, top in zip(answers, alternatives, strict=True)
+        ],
+        "usage": {
+            "prompt_tokens": timing.prompt_tokens,
+            "cached_tokens": timing.cached_tokens,
+            "answer_tokens": timing.answer_tokens,
+        },
+        "seconds_to_first_token": timing.first_token_seconds,
+        "tokens_per_second": timing.answer_rate,
+        "waste": {
+            "kv_utilisation": stats.utilisation,
+            "step_occupancy": stats.occupancy,
+            "scheduling": stats.scheduling,
+            "recomputed": stats.recomputed,
+        },
+        "engine": engine.description,
+    }
+
+
+def _rate(value: float | None) -> str:
+    return "–" if value is None else f"{value:.1f} tok/s"
+
+
+def _percent(value: float | None) -> str:
+    return "–" if value is None else f"{value:.1%}"
