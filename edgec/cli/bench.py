@@ -63,6 +63,7 @@ def bench(
     ) as engine:
         report = measure(engine, plan, out.progress)
     out.document(report.to_dict())
+    out.show(_title(report))
     for table in _tables(report):
         out.show(table)
     for line in report.skipped:
@@ -81,19 +82,24 @@ def _numbers(option: str, text: str) -> tuple[int, ...]:
     return numbers
 
 
-def _tables(report: Report) -> list[Table]:
-    from edgec.units import format_bytes, format_milliseconds
+def _title(report: Report) -> str:
+    from edgec.units import format_bytes
 
     about = report.engine
-    first = _table(
+    return (
         f"kernel {about.get('kernel')}, threads {about.get('threads')}, KV {about.get('kv_dtype')}, "
         f"blocks of {about.get('block_size')}; memory reads {format_bytes(report.bandwidth)}/s, "
-        f"a token reads {format_bytes(report.bytes_per_token)}",
-        ("prefill", "tok/s", "first token"),
+        f"a token reads {format_bytes(report.bytes_per_token)}"
     )
+
+
+def _tables(report: Report) -> list[Table]:
+    from edgec.units import format_milliseconds
+
+    first = _table(("prefill", "tok/s", "first token"))
     for p in report.prefill:
         first.add_row(f"{p.tokens} tokens", f"{p.tokens_per_second:.0f}", format_milliseconds(p.first_token_ms))
-    second = _table("", ("decode", "tok/s", "step", "bound tok/s", "of bound", "scheduling"))
+    second = _table(("decode", "tok/s", "step", "bound tok/s", "of bound", "scheduling"))
     for d in report.decode:
         bound = "–" if d.bound is None else f"{d.bound:.0f}"
         second.add_row(
@@ -108,7 +114,7 @@ def _tables(report: Report) -> list[Table]:
         return [first, second]
     m = report.mix
     third = _table(
-        "", ("mixed load", "tok/s", "occupancy", "KV utilisation", "scheduling", "recomputed", "host", "P50", "P99")
+        ("mixed load", "tok/s", "occupancy", "KV utilisation", "scheduling", "recomputed", "host", "P50", "P99")
     )
     third.add_row(
         f"{m.requests} requests",
@@ -120,10 +126,10 @@ def _tables(report: Report) -> list[Table]:
     return [first, second, third]
 
 
-def _table(title: str, columns: tuple[str, ...]) -> Table:
+def _table(columns: tuple[str, ...]) -> Table:
     from rich.table import Table
 
-    table = Table(title=title or None, title_justify="left", box=None, pad_edge=False, padding=(0, 2, 0, 0))
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
     for i, column in enumerate(columns):
         table.add_column(column, justify="left" if i == 0 else "right")
     return table

@@ -1,8 +1,8 @@
 // A stand-in for the runtime's core: the functions of edgec.h over a "model" that repeats its prompt, so that the host's
 // side is tested in milliseconds and without weights. Tokens are bytes; 256 is <|im_start|>, 257 <|im_end|> (the end).
 //
-// What it does on purpose: a prompt with byte 1 makes its request fail, byte 2 makes `step` return an error; a memory
-// budget of one byte is refused; a step lasts $FAKE_STEP_US microseconds.
+// What it does on purpose: a prompt that begins with two bytes 1 makes its request fail, with two bytes 2 makes `step`
+// return an error; a memory budget of one byte is refused; a step lasts $FAKE_STEP_US microseconds.
 #include <math.h>
 #include <pthread.h>
 #include <stdio.h>
@@ -218,12 +218,12 @@ edgec_status edgec_engine_step(edgec_engine* engine, int32_t* outcome) {
   for (int i = 0; i < kMaxRequests; ++i) {
     Slot* slot = &engine->slots[i];
     if (!slot->used) continue;
-    int32_t open = 0, first = slot->prompt[0];
-    if (first == 2) {
+    int32_t open = 0, twice = slot->count > 1 && slot->prompt[0] == slot->prompt[1] ? slot->prompt[0] : 0;
+    if (twice == 2) {
       pthread_mutex_unlock(&engine->lock);
-      return fail(EDGEC_INTERNAL, "the prompt had byte 2");
+      return fail(EDGEC_INTERNAL, "the prompt had bytes 2");
     }
-    if (slot->cancelled || first == 1) {
+    if (slot->cancelled || twice == 1) {
       for (int k = 0; k < slot->sampling.n; ++k)
         if (slot->sequences[k].open)
           finish(engine, slot, k, slot->cancelled ? EDGEC_FINISH_CANCELLED : EDGEC_FINISH_FAILED);

@@ -149,7 +149,7 @@ def test_cancelling_twice_says_that_it_was_over(parrot: Engine) -> None:
 
 def test_an_engine_that_failed_raises(parrot: Engine) -> None:
     with pytest.raises(EngineError) as failed:
-        list(parrot.generate([1, 65]))
+        list(parrot.generate([1, 1]))
     assert failed.value.exit_code is ExitCode.BUG
 
 
@@ -310,7 +310,7 @@ def test_stopping_the_driver_ends_every_request(parrot: Engine, monkeypatch: pyt
 
 def test_one_failed_request_does_not_end_the_others(driver: Driver) -> None:
     bad, good = Inbox(), Inbox()
-    driver.submit(Request([1, 65]), bad)
+    driver.submit(Request([1, 1]), bad)
     driver.submit(Request([65, 66]), good)
     assert bad.wait()[-1].finish is Finish.FAILED
     assert good.wait()[-1].finish is Finish.STOP and driver.failure is None
@@ -319,10 +319,10 @@ def test_one_failed_request_does_not_end_the_others(driver: Driver) -> None:
 
 def test_an_engine_that_breaks_fails_every_request_and_says_why(driver: Driver) -> None:
     inbox = Inbox(3)
-    driver.submit(Request([2, 65], Sampling(n=3)), inbox)
+    driver.submit(Request([2, 2], Sampling(n=3)), inbox)
     assert [e.finish for e in inbox.wait() if e.kind is EventKind.FINISH] == [Finish.FAILED] * 3
-    assert driver.failure == "the prompt had byte 2"
-    with pytest.raises(EngineError, match="byte 2"):
+    assert driver.failure == "the prompt had bytes 2"
+    with pytest.raises(EngineError, match="bytes 2"):
         driver.submit(Request([65]), Inbox())
     driver.stop()
 
