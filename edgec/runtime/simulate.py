@@ -1,7 +1,7 @@
 """`edgec simulate`: the scheduler alone on a workload, to plan capacity and to choose batch and block size.
 
-The loop over steps is C++ (native/src/simulator.cpp), millions of tokens in seconds; here workloads are handed over, and
-what comes back is turned into rates, shares and a recommendation.
+The loop over steps is C++ (native/src/simulator.cpp), millions of tokens in seconds; here workloads are handed over,
+and what comes back is turned into rates, shares and a recommendation.
 """
 
 from __future__ import annotations

@@ -174,7 +174,8 @@ class TenantMix:
         """`name[:weight[:share[:priority]]]`."""
         name, *rest = text.split(":")
         try:
-            made = cls(name, *(float(n) for n in rest[:2]), *(int(n) for n in rest[2:3]))
+            weight, share, priority = [*rest, *("1", "1", "0")[len(rest) :]][:3]
+            made = cls(name, float(weight), float(share), int(priority))
         except ValueError:
             made = cls("")
         numbers = made.weight > 0 and made.share > 0 and math.isfinite(made.weight) and math.isfinite(made.share)

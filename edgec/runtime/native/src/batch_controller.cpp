@@ -29,18 +29,17 @@ void Limit::observe(double seconds, double objective, bool full) {
   value_ = next;
 }
 
-BatchController::BatchController(int32_t max_batch, int32_t step_tokens, int32_t block_size, double objective)
+BatchController::BatchController(int32_t max_batch, int32_t step_tokens, double objective)
     : objective_(objective),
       batch_(1, max_batch, 1),
-      tokens_(std::min(block_size, step_tokens), step_tokens, std::min(block_size, step_tokens)) {}
+      rows_(std::min(kLeastPrompt, step_tokens), step_tokens, std::min(kLeastPrompt, step_tokens)) {}
 
-void BatchController::observe(double seconds, int32_t sequences, int32_t prompt_tokens) {
+void BatchController::observe(double seconds, int32_t sequences, int32_t rows) {
   if (objective_ <= 0.0) return;
-  const bool blame_batch = prompt_tokens == 0 || (tokens_.at_least() && seconds > objective_);
-  if (blame_batch) {
+  if (rows <= sequences || (rows > rows_.value() && seconds > objective_)) {
     batch_.observe(seconds, objective_, sequences >= batch_.value());
   } else {
-    tokens_.observe(seconds, objective_, prompt_tokens >= tokens_.value());
+    rows_.observe(seconds, objective_, rows >= rows_.value());
   }
 }
 

@@ -1,5 +1,5 @@
-// Chooses B*: the largest batch whose measured P99 step time meets the objective; and, in the same way, how many prompt
-// tokens a step may take besides. Deterministic: what it says follows from the times that it was given.
+// Chooses B*: the largest batch whose measured P99 step time meets the objective; and, in the same way, how many rows a
+// step with prompts in it may have. Deterministic: what it says follows from the times that it was given.
 #ifndef EDGEC_BATCH_CONTROLLER_H
 #define EDGEC_BATCH_CONTROLLER_H
 
@@ -24,7 +24,6 @@ class Limit {
   // `full`: the step used all of the limit, so its time says what the limit costs.
   void observe(double seconds, double objective, bool full);
   int32_t value() const { return value_; }
-  bool at_least() const { return value_ <= least_; }
 
  private:
   void restart();
@@ -38,20 +37,23 @@ class Limit {
 
 class BatchController {
  public:
+  // So many prompt tokens a step may always take, whatever the rows: a prompt must get on.
+  static constexpr int32_t kLeastPrompt = 4;
+
   // `objective` seconds for P99 of a step; 0: no control, the limits are the greatest.
-  BatchController(int32_t max_batch, int32_t step_tokens, int32_t block_size, double objective);
+  BatchController(int32_t max_batch, int32_t step_tokens, double objective);
 
-  // A committed step: how long it took, how many sequences and prompt tokens it had. A step of decodes alone teaches
-  // the batch limit; one with prompt tokens the token limit, and the batch limit only when no fewer tokens are
-  // possible.
-  void observe(double seconds, int32_t sequences, int32_t prompt_tokens);
+  // A committed step: how long it took, how many sequences and rows it had. A step of decodes alone teaches the batch
+  // limit. One with more rows teaches the row limit; but when it kept above that for kLeastPrompt's sake, it is the
+  // batch that is too large.
+  void observe(double seconds, int32_t sequences, int32_t rows);
 
-  int32_t batch() const { return batch_.value(); }           // B*
-  int32_t prompt_tokens() const { return tokens_.value(); }  // of a step, besides its decodes
+  int32_t batch() const { return batch_.value(); }  // B*
+  int32_t rows() const { return rows_.value(); }    // of a step with prompts or drafts in it
 
  private:
   double objective_;
-  Limit batch_, tokens_;
+  Limit batch_, rows_;
 };
 
 }  // namespace edgec

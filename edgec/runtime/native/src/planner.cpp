@@ -33,6 +33,7 @@ class Planner {
   void add_chunk(const Sequence& sequence, int32_t start, int32_t count);
   bool is_victim(const Sequence& sequence) const;
   Loss loss(const Sequence& sequence) const;
+  int32_t senior_least() const;
   int32_t must_have(int32_t senior_count);
   bool name_victims(int32_t senior_count);
   void decodes();
@@ -148,6 +149,11 @@ bool Planner::name_victims(int32_t senior_count) {
   return true;
 }
 
+// The senior gets on by so many positions, whatever the others do: c in the bound of scheduler.h.
+int32_t Planner::senior_least() const {
+  return std::min({s_.senior_->pending(), BatchController::kLeastPrompt, s_.config_.step_tokens - limit_ + 1});
+}
+
 void Planner::decodes() {
   const auto decode = [&](const Sequence& sequence) {
     take(sequence, 1);
@@ -222,7 +228,7 @@ void Planner::starts() {
 
 // Proposals come last: they take rows and blocks that nobody else wants.
 void Planner::drafts() {
-  int32_t rows = s_.config_.step_tokens - plan_.rows;
+  int32_t rows = std::min(s_.config_.step_tokens, s_.controller_.rows()) - plan_.rows;
   for (Chunk& chunk : plan_.chunks) {
     if (rows <= 0 || available_ < promised_) return;
     if (chunk.count != 1 || !chunk.samples) continue;
@@ -242,17 +248,14 @@ void Planner::drafts() {
 }
 
 void Planner::continuous() {
-  const int32_t prompt_tokens = s_.controller_.prompt_tokens();
   if (s_.senior_ != nullptr) {
-    // The senior must get on by c positions, whatever the others do: see the bound in scheduler.h.
-    const int32_t least = std::min({s_.senior_->pending(), size_, s_.config_.step_tokens - limit_ + 1});
-    if (name_victims(least)) return;
+    if (name_victims(senior_least())) return;
     decodes();
-    prompt_budget_ = std::min(s_.config_.step_tokens - plan_.rows, prompt_tokens);
-    prompts();
-  } else {
-    prompt_budget_ = std::min(s_.config_.step_tokens, prompt_tokens);
   }
+  // Beyond the rows that the controller allows, a few prompt tokens are always taken, so that prompts get on.
+  const int32_t left = s_.config_.step_tokens - plan_.rows;
+  prompt_budget_ = std::min(left, std::max(s_.controller_.rows() - plan_.rows, BatchController::kLeastPrompt));
+  if (s_.senior_ != nullptr) prompts();
   starts();
   drafts();
   plan_.slots = std::min(limit_, static_cast<int32_t>(s_.running_.size()) + s_.queue_.size());
@@ -290,8 +293,7 @@ void Planner::static_batch() {
   plan_.slots = std::max(plan_.slots, s_.static_slots_);
   const auto reads = [](const Sequence* sequence) { return sequence->pending() > 1; };
   const bool reading = std::any_of(s_.running_.begin(), s_.running_.end(), reads);
-  const int32_t least = std::min({s_.senior_->pending(), size_, s_.config_.step_tokens - limit_ + 1});
-  if (name_victims(least)) return;  // only forks can make blocks lack here
+  if (name_victims(senior_least())) return;  // only forks can make blocks lack here
   if (!reading) {
     decodes();
     plan_.padding = std::max(0, s_.static_slots_ - selected_);

@@ -42,7 +42,7 @@ Scheduler::Scheduler(const SchedulerConfig& config)
     : config_(checked(config)),
       pool_(config.blocks, config.block_size, config.first_block, config.hash),
       queue_(config.aging_steps),
-      controller_(config.max_batch, config.step_tokens, config.block_size, config.step_slo) {}
+      controller_(config.max_batch, config.step_tokens, config.step_slo) {}
 
 // ---- Sequences ------------------------------------------------------------------------------------------------------
 
@@ -351,9 +351,7 @@ void Scheduler::apply(const Chunk& chunk, const StepResult* result, Sequence* se
 }
 
 void Scheduler::account(const StepPlan& plan, double seconds) {
-  int32_t prompt_tokens = 0;
-  for (const Chunk& chunk : plan.chunks) prompt_tokens += chunk.count - chunk.drafts > 1 ? chunk.count : 0;
-  controller_.observe(seconds, static_cast<int32_t>(plan.chunks.size()), prompt_tokens);
+  controller_.observe(seconds, static_cast<int32_t>(plan.chunks.size()), plan.rows);
   headroom_ = std::max(1.0, headroom_ * kCalm);
   ++stats_.steps;
   stats_.padding_rows += static_cast<uint64_t>(plan.padding);

@@ -14,7 +14,7 @@
 // priority is greatest, where waiting `aging_steps` steps counts as one level. When it doesn't fit, nobody passes it.
 //
 // **Bound on waiting.** Let N = max_batch, L = context, c = the fewest prompt tokens that a step can take =
-// min(block_size, step_tokens − N + 1), and R = L + ⌈L ⁄ c⌉.
+// min(4, step_tokens − N + 1), and R = L + ⌈L ⁄ c⌉.
 //   1. Of one tenant, a sequence of priority p is passed by a later one of priority p′ only if that came fewer than
 //      (p′ − p) · aging_steps steps later; so by none that came 15 · aging_steps steps later.
 //   2. While tenant t waits, tenant i starts a sequence only when its virtual time is not above t's. So i is never

@@ -244,12 +244,13 @@ TEST(scheduler_plan_out_of_date_is_retried) {
 }
 
 TEST(controller_finds_the_largest_batch_that_meets_the_objective) {
-  BatchController controller(32, 128, 16, 0.010);
-  for (int i = 0; i < 20000; ++i) controller.observe(0.0005 * controller.batch(), controller.batch(), 0);
+  BatchController controller(32, 128, 0.010);
+  for (int i = 0; i < 20000; ++i)
+    controller.observe(0.0005 * controller.batch(), controller.batch(), controller.batch());
   CHECK(controller.batch() >= 18 && controller.batch() <= 20);  // 20 sequences take 10 ms; 18 are the margin
   int changes = 0;
   for (int i = 0, last = controller.batch(); i < 20000; ++i) {
-    controller.observe(0.0005 * controller.batch(), controller.batch(), 0);
+    controller.observe(0.0005 * controller.batch(), controller.batch(), controller.batch());
     changes += controller.batch() != last;
     last = controller.batch();
   }
@@ -257,21 +258,29 @@ TEST(controller_finds_the_largest_batch_that_meets_the_objective) {
 }
 
 TEST(controller_forgives_one_step_in_a_hundred_and_no_more) {
-  BatchController calm(16, 128, 16, 0.010), upset(16, 128, 16, 0.010);
+  BatchController calm(16, 128, 0.010), upset(16, 128, 0.010);
   for (int i = 0; i < 1280; ++i) {
-    calm.observe(i % 128 == 5 ? 0.020 : 0.005, 16, 0);
-    upset.observe(i % 32 == 5 ? 0.020 : 0.005, 16, 0);
+    calm.observe(i % 128 == 5 ? 0.020 : 0.005, 16, 16);
+    upset.observe(i % 32 == 5 ? 0.020 : 0.005, 16, 16);
   }
   CHECK_EQ(calm.batch(), 16);
   CHECK(upset.batch() < 16);
 }
 
 TEST(controller_shortens_prompt_chunks_and_not_the_batch_when_prompts_are_slow) {
-  BatchController controller(16, 512, 16, 0.010);
-  for (int i = 0; i < 5000; ++i)
-    controller.observe(0.002 + 0.0001 * controller.prompt_tokens(), 8, controller.prompt_tokens());
+  BatchController controller(16, 512, 0.010);
+  for (int i = 0; i < 9000; ++i) controller.observe(0.002 + 0.0001 * controller.rows(), 8, controller.rows());
   CHECK_EQ(controller.batch(), 16);
-  CHECK(controller.prompt_tokens() <= 80 && controller.prompt_tokens() >= 48);
+  CHECK(controller.rows() >= 64 && controller.rows() <= 80);  // 80 rows take 10 ms, 70 are the margin
+}
+
+TEST(controller_shortens_the_batch_when_decodes_leave_no_room_for_prompts) {
+  BatchController controller(32, 128, 0.010);
+  for (int i = 0; i < 30000; ++i) {
+    const int rows = controller.batch() + std::max(4, controller.rows() - controller.batch());
+    controller.observe(0.0005 * rows, controller.batch() + 1, rows);
+  }
+  CHECK(controller.batch() >= 8 && controller.batch() <= 16);  // 20 rows take 10 ms; four are a prompt's
 }
 
 // Printed by the benchmark, and bounded loosely here: 3 % of a decode step of 5 ms at 16 sequences is 150 µs.
