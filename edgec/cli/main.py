@@ -22,7 +22,20 @@ app = typer.Typer(
 )
 
 # In the order of --help. Each is edgec/cli/<name>.py with a function `<name>`.
-COMMANDS = ("build", "plan", "run", "bench", "serve", "inspect", "diff", "doctor", "schema", "init", "cache")
+COMMANDS = (
+    "build",
+    "plan",
+    "run",
+    "bench",
+    "serve",
+    "simulate",
+    "inspect",
+    "diff",
+    "doctor",
+    "schema",
+    "init",
+    "cache",
+)
 for _name in COMMANDS:
     app.command(_name)(getattr(import_module(f"edgec.cli.{_name}"), _name))
 

@@ -16,6 +16,7 @@ FAILURES = {
     "run": ["run", "none", "hello"],
     "bench": ["bench", "none"],
     "serve": ["serve", "none", "--port", "0"],
+    "simulate": ["simulate", "none.jsonl"],
     "inspect": ["inspect", "none.onnx"],
     "diff": ["diff", "none.onnx", "none.tflite"],
     "doctor": ["doctor", "--target", "nothing"],
