@@ -15,9 +15,11 @@ HEAVY = ("torch", "tensorflow", "coremltools", "tvm", "litert_torch", "onnxrunti
 # Rank of a room: a module may import only from rooms of its own rank or below.
 RANKS = {
     "edgec.cli": 6,
-    "edgec.runtime": 5,
+    "edgec.runtime": 1,
+    "edgec.runtime.backend": 5,
+    "edgec.runtime.simulate": 5,
+    "edgec.runtime.simulation_report": 5,
     "edgec.serving": 5,
-    "edgec.runtime.compile": 1,
     "edgec.docgen": 6,
     "edgec.reproduce": 5,
     "edgec.build": 5,
