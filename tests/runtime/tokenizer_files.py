@@ -63,6 +63,13 @@ ADDED = [
 ]
 
 
+def byte_characters() -> list[str]:
+    """GPT-2's alphabet: the character that stands for each byte."""
+    itself = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    others = iter(range(0x100, 0x200))
+    return [chr(b if b in itself else next(others)) for b in range(256)]
+
+
 def train(style: str, *, added: bool = False, alphabet: bool = True, vocabulary: int = 700) -> Tokenizer:
     """A byte-level BPE tokenizer of `style`; with `added`, one added token of each flag; without `alphabet`, not every
     byte has a token."""
