@@ -48,10 +48,19 @@ _PIECE = (POINTER(c_void_p), POINTER(c_size_t))
 FUNCTIONS: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "edgec_philox": (None, (POINTER(c_uint32), POINTER(c_uint32), POINTER(c_uint32))),
     "edgec_uniform": (c_double, (c_uint64, c_uint32, c_uint32, c_uint32)),
-    "edgec_sampler_sample": (c_int32, (POINTER(Input), POINTER(abi.Sampling), POINTER(Output))),
+    "edgec_sampler_create": (c_int32, (POINTER(c_void_p),)),
+    "edgec_sampler_sample": (c_int32, (c_void_p, POINTER(Input), POINTER(abi.Sampling), POINTER(Output))),
     "edgec_sampler_probabilities": (
         c_int32,
-        (POINTER(Input), POINTER(abi.Sampling), POINTER(c_int32), POINTER(c_double), c_int32, POINTER(c_int32)),
+        (
+            c_void_p,
+            POINTER(Input),
+            POINTER(abi.Sampling),
+            POINTER(c_int32),
+            POINTER(c_double),
+            c_int32,
+            POINTER(c_int32),
+        ),
     ),
     "edgec_sampling_check": (c_int32, (POINTER(abi.Sampling), c_int32)),
     "edgec_detokenizer_create": (c_int32, (c_void_p, c_int32, POINTER(c_void_p))),
@@ -70,6 +79,14 @@ def core() -> ctypes.CDLL:
     loaded = library.load()
     abi.declare(loaded, FUNCTIONS)
     return loaded
+
+
+@cache
+def sampler() -> c_void_p:
+    """One for all tests: nothing may carry over from one row to the next."""
+    handle = c_void_p()
+    check(core().edgec_sampler_create(ctypes.byref(handle)))
+    return handle
 
 
 def check(status: int) -> None:
@@ -128,7 +145,9 @@ class Row:
     def sample(self, sampling: Sampling) -> Sampled:
         out = Output()
         check(
-            core().edgec_sampler_sample(ctypes.byref(self._input()), ctypes.byref(sampling.to_c()), ctypes.byref(out))
+            core().edgec_sampler_sample(
+                sampler(), ctypes.byref(self._input()), ctypes.byref(sampling.to_c()), ctypes.byref(out)
+            )
         )
         top = [(t.token, t.logprob) for t in out.top[: out.top_count]]
         return Sampled(bool(out.bad_logits), out.token, out.logprob, top)
@@ -138,7 +157,13 @@ class Row:
         tokens, found, count = (c_int32 * vocab)(), (c_double * vocab)(), c_int32()
         check(
             core().edgec_sampler_probabilities(
-                ctypes.byref(self._input()), ctypes.byref(sampling.to_c()), tokens, found, vocab, ctypes.byref(count)
+                sampler(),
+                ctypes.byref(self._input()),
+                ctypes.byref(sampling.to_c()),
+                tokens,
+                found,
+                vocab,
+                ctypes.byref(count),
             )
         )
         return dict(zip(tokens[: count.value], found[: count.value], strict=True))

@@ -41,14 +41,19 @@ typedef struct edgec_sampler_output {
   edgec_token_logprob top[20];
 } edgec_sampler_output;
 
-EDGEC_API edgec_status edgec_sampler_sample(const edgec_sampler_input* input, const edgec_sampling* sampling,
-                                            edgec_sampler_output* output);
+/* Scratch, used again and again, as by an engine for all rows of its steps. */
+typedef struct edgec_sampler edgec_sampler;
+EDGEC_API edgec_status edgec_sampler_create(edgec_sampler** sampler);
+EDGEC_API void edgec_sampler_destroy(edgec_sampler* sampler);
+
+EDGEC_API edgec_status edgec_sampler_sample(edgec_sampler* sampler, const edgec_sampler_input* input,
+                                            const edgec_sampling* sampling, edgec_sampler_output* output);
 
 /* The processed distribution: tokens with a probability above 0, ascending by id, and how many there are (0 for bad
  * logits). EDGEC_BUFFER_TOO_SMALL when `capacity` is less; `vocab` is always enough. */
-EDGEC_API edgec_status edgec_sampler_probabilities(const edgec_sampler_input* input, const edgec_sampling* sampling,
-                                                   int32_t* tokens, double* probabilities, int32_t capacity,
-                                                   int32_t* count);
+EDGEC_API edgec_status edgec_sampler_probabilities(edgec_sampler* sampler, const edgec_sampler_input* input,
+                                                   const edgec_sampling* sampling, int32_t* tokens,
+                                                   double* probabilities, int32_t capacity, int32_t* count);
 
 /* Whether an engine with this vocabulary would take these options. */
 EDGEC_API edgec_status edgec_sampling_check(const edgec_sampling* sampling, int32_t vocab);

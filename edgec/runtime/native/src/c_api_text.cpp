@@ -60,6 +60,10 @@ struct Row {
 
 }  // namespace
 
+struct edgec_sampler {
+  edgec::Sampler sampler;
+};
+
 struct edgec_detokenizer {
   edgec::Detokenizer detokenizer;
   std::string text;
@@ -129,12 +133,22 @@ double edgec_uniform(uint64_t seed, uint32_t sequence, uint32_t position, uint32
   return edgec::uniform(seed, sequence, position, static_cast<edgec::Draw>(draw));
 }
 
-edgec_status edgec_sampler_sample(const edgec_sampler_input* input, const edgec_sampling* sampling,
-                                  edgec_sampler_output* output) {
+edgec_status edgec_sampler_create(edgec_sampler** sampler) {
   return guard([&] {
+    require_pointer(sampler, "sampler");
+    *sampler = new edgec_sampler{};
+  });
+}
+
+void edgec_sampler_destroy(edgec_sampler* sampler) { delete sampler; }
+
+edgec_status edgec_sampler_sample(edgec_sampler* sampler, const edgec_sampler_input* input,
+                                  const edgec_sampling* sampling, edgec_sampler_output* output) {
+  return guard([&] {
+    require_pointer(sampler, "sampler");
     require_pointer(output, "output");
     Row row(input, sampling);
-    const edgec::Sampled sampled = edgec::Sampler().sample(row.logits.data(), input->vocab, row.params, &row.history,
+    const edgec::Sampled sampled = sampler->sampler.sample(row.logits.data(), input->vocab, row.params, &row.history,
                                                            input->seed, input->sequence, input->position);
     *output = {};
     output->bad_logits = sampled.outcome == edgec::SampleOutcome::kBadLogits ? 1 : 0;
@@ -145,16 +159,18 @@ edgec_status edgec_sampler_sample(const edgec_sampler_input* input, const edgec_
   });
 }
 
-edgec_status edgec_sampler_probabilities(const edgec_sampler_input* input, const edgec_sampling* sampling,
-                                         int32_t* tokens, double* probabilities, int32_t capacity, int32_t* count) {
+edgec_status edgec_sampler_probabilities(edgec_sampler* sampler, const edgec_sampler_input* input,
+                                         const edgec_sampling* sampling, int32_t* tokens, double* probabilities,
+                                         int32_t capacity, int32_t* count) {
   return guard([&] {
+    require_pointer(sampler, "sampler");
     require_pointer(count, "count");
     *count = 0;
     require_array(tokens, capacity, "tokens");
     require_array(probabilities, capacity, "probabilities");
     Row row(input, sampling);
     const std::vector<edgec::TokenProbability> result =
-        edgec::Sampler().probabilities(row.logits.data(), input->vocab, row.params, &row.history);
+        sampler->sampler.probabilities(row.logits.data(), input->vocab, row.params, &row.history);
     *count = static_cast<int32_t>(result.size());
     require(*count <= capacity, EDGEC_BUFFER_TOO_SMALL, "more tokens have a probability than fit");
     for (size_t i = 0; i < result.size(); ++i) {
