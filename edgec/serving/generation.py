@@ -32,22 +32,17 @@ class Generation:
     async def start(self, make: Callable[[], list[Request]]) -> None:
         """Build the requests and submit them, in another thread: encoding a long prompt takes a while.
 
+        Whatever comes of it, the caller closes this object; those that were submitted are then cancelled.
+
         Raises:
-            ApiError: one of them is refused; none is left in the engine.
+            ApiError: one of them is refused.
         """
         self._submitted = time.perf_counter()
         submitting = self._loop.run_in_executor(None, self._submit, make)
         try:
             await asyncio.shield(submitting)
-        except asyncio.CancelledError:
-            self.close()
-            raise
         except EdgecError as error:
-            self.close()
             raise from_refusal(error, self._retry_after(), "prompt") from error
-        except BaseException:
-            self.close()
-            raise
 
     def _submit(self, make: Callable[[], list[Request]]) -> None:
         self.requests = make()

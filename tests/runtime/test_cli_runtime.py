@@ -208,22 +208,31 @@ def test_unknown_commands_are_not_sent(chat: Callable[..., Done]) -> None:
     assert "no command /hlep" in done.stderr and "/drop" in done.stderr and done.stdout == "\n"
 
 
-def test_a_terminal_gets_a_prompt_and_no_control_characters(
-    command: Callable[..., tuple[list[str], dict[str, str]]],
-) -> None:
-    """A model that prints an escape sequence must not rename the window."""
-    words, environment = command("run", "--max-tokens", "40")
+def on_terminal(words: list[str], environment: dict[str, str], typed: bytes) -> str:
+    """What a terminal shows of a command, into which `typed` is typed at once."""
     primary, secondary = pty.openpty()
     process = subprocess.Popen(words, env=environment, stdin=secondary, stdout=secondary, stderr=subprocess.PIPE)
     os.close(secondary)
-    os.write(primary, b"a\x1b]0;title\x07b\n/quit\n")
+    os.write(primary, typed)
     seen = b""
     try:
         while piece := os.read(primary, 65536):
             seen += piece
-    except OSError:
-        pass  # how Linux says that the other side is closed
-    assert process.wait(60) == 0
+    except OSError:  # how Linux says that the other side is closed
+        pass
     os.close(primary)
-    answer = seen.decode().replace("\r", "").partition(" user\n")[2]
-    assert answer and "\x1b]0;" not in answer and "\x07" not in answer
+    assert process.wait(60) == 0
+    return seen.decode().replace("\r", "")
+
+
+def test_a_terminal_gets_no_control_characters(command: Callable[..., tuple[list[str], dict[str, str]]]) -> None:
+    """A model that prints an escape sequence must not rename the window. A pipe gets what the model said."""
+    text = "a\x1b]0;title\x07b\tc"
+    words, environment = command("run", text, "--no-chat")
+    assert on_terminal(words, environment, b"") == "a]0;titleb\tc\n"
+    assert subprocess.run(words, env=environment, capture_output=True, text=True).stdout == f"{text}\n"
+
+
+def test_without_a_prompt_a_terminal_chats(command: Callable[..., tuple[list[str], dict[str, str]]]) -> None:
+    shown = on_terminal(*command("run"), b"hello\n/quit\n")
+    assert "> " in shown and " user\nhello \n assistant\n" in shown
