@@ -18,6 +18,8 @@ namespace edgec {
 
 typedef float Vec8 __attribute__((vector_size(32)));
 typedef int32_t Int8x32 __attribute__((vector_size(32)));  // eight int32 lanes
+typedef float Vec4 __attribute__((vector_size(16)));
+typedef int32_t Int4x32 __attribute__((vector_size(16)));
 
 EDGEC_INLINE Vec8 load8(const float* p) {
   Vec8 v;
@@ -58,28 +60,44 @@ EDGEC_INLINE float sum8(const float* x, size_t count) {
 }
 
 // e^x within 2 ulp; 0 below −87.3, and the greatest finite value's neighbourhood above 88.
-EDGEC_INLINE Vec8 exp8(Vec8 x) {
-  const Vec8 low = splat8(-87.33654f), high = splat8(88.02969f);
-  const Int8x32 under = x < low;
+template <typename Floats, typename Ints>
+EDGEC_INLINE Floats exp_lanes(Floats x) {
+  const Floats zero = {};
+  const Floats low = zero + -87.33654f, high = zero + 88.02969f;
+  const Ints under = x < low;
   x = x > high ? high : x;
   x = x < low ? low : x;
-  const Vec8 magic = splat8(12582912.0f);  // 1.5 · 2²³: adding it rounds to an integer
-  const Vec8 n = (x * splat8(1.44269504088896341f) + magic) - magic;
-  Vec8 r = x - n * splat8(0.693359375f);
-  r = r - n * splat8(-2.12194440e-4f);
+  const Floats magic = zero + 12582912.0f;  // 1.5 · 2²³: adding it rounds to an integer
+  const Floats n = (x * 1.44269504088896341f + magic) - magic;
+  Floats r = x - n * 0.693359375f;
+  r = r - n * -2.12194440e-4f;
   // Cephes' minimax polynomial for e^r on |r| ≤ ln(2) / 2.
-  Vec8 p = splat8(1.9875691500e-4f);
-  p = p * r + splat8(1.3981999507e-3f);
-  p = p * r + splat8(8.3334519073e-3f);
-  p = p * r + splat8(4.1665795894e-2f);
-  p = p * r + splat8(1.6666665459e-1f);
-  p = p * r + splat8(5.0000001201e-1f);
-  p = p * (r * r) + r + splat8(1.0f);
-  const Int8x32 exponent = (__builtin_convertvector(n, Int8x32) + 127) << 23;
-  Vec8 power;
+  Floats p = zero + 1.9875691500e-4f;
+  p = p * r + 1.3981999507e-3f;
+  p = p * r + 8.3334519073e-3f;
+  p = p * r + 4.1665795894e-2f;
+  p = p * r + 1.6666665459e-1f;
+  p = p * r + 5.0000001201e-1f;
+  p = p * (r * r) + r + 1.0f;
+  const Ints exponent = (__builtin_convertvector(n, Ints) + 127) << 23;
+  Floats power;
   std::memcpy(&power, &exponent, sizeof(power));
   p = p * power;
-  return under ? splat8(0.0f) : p;
+  return under ? zero : p;
+}
+
+// Without 256-bit registers a compiler takes comparisons of eight lanes apart, one by one; of four it does not.
+EDGEC_INLINE Vec8 exp8(Vec8 x) {
+#if defined(__AVX2__)
+  return exp_lanes<Vec8, Int8x32>(x);
+#else
+  Vec4 half[2];
+  std::memcpy(half, &x, sizeof(x));
+  half[0] = exp_lanes<Vec4, Int4x32>(half[0]);
+  half[1] = exp_lanes<Vec4, Int4x32>(half[1]);
+  std::memcpy(&x, half, sizeof(x));
+  return x;
+#endif
 }
 
 EDGEC_INLINE float exp_f32(float x) { return exp8(splat8(x))[0]; }
