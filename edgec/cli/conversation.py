@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from edgec.cli.out import out
@@ -93,7 +92,7 @@ class Conversation:
         try:
             tokens = self._chat.tokens(self.messages)
             with Interrupt() as interrupt:
-                for event in interrupt.events(self._engine, tokens, replace(self._sampling, n=1)):
+                for event in interrupt.events(self._engine, tokens, self._sampling.with_seed()):
                     timing.add(event)
                     pieces.append(event.text)
                     show(event.text)

@@ -85,7 +85,12 @@ def run(
         float, typer.Option("--presence-penalty", help="−2 to 2; 0: none.", rich_help_panel=_SAMPLING)
     ] = 0.0,
     seed: Annotated[
-        int | None, typer.Option("--seed", help="Of the random numbers.", rich_help_panel=_SAMPLING)
+        int | None,
+        typer.Option(
+            "--seed",
+            help="Of the random numbers. [default: another each time; --json has it]",
+            rich_help_panel=_SAMPLING,
+        ),
     ] = None,
     stop: Annotated[
         list[str] | None,
@@ -193,6 +198,7 @@ def _answer(engine: Engine, tokens: list[int], sampling: Sampling, *, stats: boo
     from edgec.runtime.events import Answer
     from edgec.runtime.timing import Timing
 
+    sampling = sampling.with_seed()
     before, timing = engine.stats(), Timing()
     answers = [Answer() for _ in range(sampling.n)]
     alternatives: list[list[Any]] = [[] for _ in answers]
@@ -304,6 +310,7 @@ def _document(
             }
             for a, top in zip(answers, alternatives, strict=True)
         ],
+        "seed": sampling.seed,
         "usage": {
             "prompt_tokens": timing.prompt_tokens,
             "cached_tokens": timing.cached_tokens,

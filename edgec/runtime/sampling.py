@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import ctypes
 import math
+import secrets
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from edgec.errors import UsageError
 from edgec.runtime import abi
@@ -35,7 +36,7 @@ class Sampling:
     frequency_penalty: float = 0.0
     presence_penalty: float = 0.0
     seed: int | None = None
-    """Any integer; None draws one from the request's number."""
+    """Any integer; None draws one from the request's number, so that a program's runs are equal. See `with_seed`."""
     logprobs: int | None = None
     """Report each token's log-probability, and so many alternatives."""
     ignore_eos: bool = False
@@ -45,6 +46,12 @@ class Sampling:
     stop: tuple[str, ...] = ()
     """Strings that end the answer and are not part of it."""
     stop_tokens: tuple[int, ...] = ()
+
+    def with_seed(self) -> Sampling:
+        """The same with a seed from the system, where one is needed and none was given."""
+        if self.seed is not None or self.temperature == 0:
+            return self
+        return replace(self, seed=secrets.randbits(63))
 
     def to_c(self) -> abi.Sampling:
         """The struct. What its pointers lead to lives as long as it does.

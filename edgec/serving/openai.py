@@ -120,7 +120,7 @@ class _Generation(_Body):
             logit_bias={int(token): bias for token, bias in self.logit_bias.items()},
             stop=(self.stop,) if isinstance(self.stop, str) else tuple(self.stop),
             stop_tokens=tuple(self.stop_token_ids),
-        )
+        ).with_seed()
 
 
 class CompletionRequest(_Generation):

@@ -121,6 +121,12 @@ def test_an_option_that_cannot_be_honoured_is_refused_by_name(parrot: Engine, sa
     assert refused.value.exit_code is ExitCode.USAGE
 
 
+def test_a_seed_is_drawn_only_where_it_matters() -> None:
+    assert Sampling().with_seed().seed is None and Sampling(temperature=1, seed=5).with_seed().seed == 5
+    drawn = {Sampling(temperature=1).with_seed().seed for _ in range(3)}
+    assert len(drawn) == 3 and None not in drawn
+
+
 def test_a_prompt_that_does_not_fit_is_refused_with_its_reason(parrot: Engine) -> None:
     with pytest.raises(EngineError) as refused:
         parrot.generate("x" * 600)
