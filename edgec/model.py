@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from edgec.tasks.base import Task
 
 Dim = int | str  # a fixed size, or the name of a dynamic dimension
+DECODER_FILE = "decoder.json"  # a language model's companion file: its architecture, and the sizes of its step graph
 
 
 @dataclass(frozen=True)
@@ -143,7 +144,8 @@ class Program:
 
     The .pt2 holds the ExportedProgram with weights *unfolded* (float weights followed by quantize nodes, for the
     static scheme); `exported(name, folded=True)` gives INT8 constants. `float/` inside is the same program before
-    quantisation, when there was one: the baseline that size and latency are compared with.
+    quantisation, when there was one: the baseline that size and latency are compared with. `companions/` holds what the
+    task says a runtime needs beside the graphs (a tokenizer).
     """
 
     path: Path
@@ -194,6 +196,11 @@ class Program:
             )
         program: ExportedProgram = load_exported(path, folded=folded)
         return program
+
+    def companion(self, name: str) -> Path | None:
+        """One of the files that the task gave along, or None."""
+        path = self.path / "companions" / name
+        return path if path.is_file() else None
 
     def recording(self) -> Recording:
         from edgec.golden import Recording

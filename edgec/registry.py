@@ -101,6 +101,7 @@ TARGETS = {
     "tflite": "edgec.targets.tflite",
     "coreml": "edgec.targets.coreml",
     "tvm": "edgec.targets.tvm",
+    "native": "edgec.targets.native",
 }
 TASKS = {
     "image-classification": "edgec.tasks.image_classification",

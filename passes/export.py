@@ -126,6 +126,9 @@ def _export(model: Model, options: ExportOptions, context: Context, folder: Path
         programs[signature.name] = exported
         final.append(signature)
     program = Program(folder, tuple(final), model.quantization, task.kind, options.opset, model.parameters)
+    for name, content in task.companions(model.module).items():
+        (folder / "companions").mkdir(exist_ok=True)
+        (folder / "companions" / name).write_bytes(content)
     _record_and_check(program, task, programs, context)
     program.save()
     return program

@@ -63,6 +63,10 @@ class Task(ABC):
     def bind(self, module: torch.nn.Module, signature: Signature) -> torch.nn.Module:
         """The module whose forward is this signature: `module` itself for most tasks."""
 
+    def companions(self, module: torch.nn.Module) -> dict[str, bytes]:
+        """Files that an on-device runtime needs beside the graphs, by name; the export puts them into the program."""
+        return {}
+
     @abstractmethod
     def calibration(self) -> Iterator[tuple[torch.Tensor, ...]]:
         """Inputs of the first signature, one batch at a time, preprocessed as in evaluation."""

@@ -7,18 +7,21 @@ the same windows: every window starts with nothing before it, so the two agree.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
+from dataclasses import asdict
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 from pydantic import Field, model_validator
 
 from edgec.errors import Reason, RecipeError, SourceError
-from edgec.model import Signature, TensorSpec
+from edgec.model import DECODER_FILE, Signature, TensorSpec
 from edgec.registry import Options, register_task
 from edgec.tasks.base import Arrays, Task, TaskContext
 from edgec.tasks.paged_driver import PagedShape, Placed, decode_feed, free_blocks, prefill_feed, score
-from edgec.tasks.text import TextOptions, load_tokens, windows
+from edgec.tasks.text import TOKENIZER_FILE, TOKENIZER_SETTINGS, TextOptions, load_tokens, windows
 
 if TYPE_CHECKING:
     import torch
@@ -115,6 +118,16 @@ class CausalLm(Task):
         from edgec.architectures.paged import PagedStep
 
         return PagedStep(_llama(module), self.shape.block_size, self.shape.blocks_per_sequence).eval()
+
+    def companions(self, module: torch.nn.Module) -> dict[str, bytes]:
+        """`decoder.json` (the architecture, and the sizes of the step graph) and the tokenizer's files."""
+        files = {}
+        for name in (TOKENIZER_FILE, TOKENIZER_SETTINGS):
+            path = (self.context.model_dir or Path()) / name
+            if self.context.model_dir is not None and path.is_file():
+                files[name] = path.read_bytes()
+        sizes = {"architecture": _llama(module).config.to_dict(), "shape": asdict(self.shape)}
+        return files | {DECODER_FILE: json.dumps(sizes, indent=1, sort_keys=True).encode()}
 
     # Data
 

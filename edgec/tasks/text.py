@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from edgec.tasks.base import TaskContext
 
 TOKENIZER_FILE = "tokenizer.json"
+TOKENIZER_SETTINGS = "tokenizer_config.json"
 
 
 class TextOptions(Options):

@@ -136,7 +136,7 @@ typedef struct edgec_sampling {
   int32_t stop_token_count;
 } edgec_sampling;
 #define EDGEC_SAMPLING_INIT \
-  { sizeof(edgec_sampling), 0, 1.0f, 0, 1.0f, 0.0f, 1.0f, 0.0f, 0.0f, 0, 0, -1, 0, 1 }
+  { sizeof(edgec_sampling), 0, 1.0f, 0, 1.0f, 0.0f, 1.0f, 0.0f, 0.0f, 0, 0, -1, 0, 1, NULL, 0, NULL, 0, NULL, 0 }
 
 typedef struct edgec_request {
   uint32_t struct_size;

@@ -171,8 +171,8 @@ void Decoder::attend(const Batch& batch, int layer) {
     float* values = qkv_ + r * qkv_stride_;
     for (int h = 0; h < model_.heads + model_.kv_heads; ++h)  // keys follow the queries
       kernels_.rotate(values + static_cast<size_t>(h) * dim, cos, sin, half);
-    const int32_t block = batch.tables[row.sequence][row.position / kv.block_size];
-    kernels_.store_kv(kv, store_.block(layer, block), row.position % kv.block_size, values + q, values + q + width);
+    kernels_.store_kv(kv, store_.block(layer, row.slot / kv.block_size), row.slot % kv.block_size, values + q,
+                      values + q + width);
   });
   const int group = model_.heads / model_.kv_heads;
   threads_.run(static_cast<int>(tiles_.size()) * model_.kv_heads, [&](int piece, int thread) {

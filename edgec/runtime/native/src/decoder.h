@@ -20,6 +20,7 @@ struct Batch {
   struct Row {
     int32_t token;
     int32_t position;
+    int32_t slot;      // block · block_size + offset: where its key and value go
     int32_t sequence;  // index into `tables`
     bool wanted;       // its logits are
   };

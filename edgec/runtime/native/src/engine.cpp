@@ -209,19 +209,23 @@ void Engine::build_batch() {
   batch_.tables.clear();
   work_.clear();
   uses_.clear();
+  for (const Start& start : plan_.starts) {
+    Request* request = find(start.sequence)->request;
+    if (request->cached_tokens < 0) request->cached_tokens = start.blocks * config_.block_size;
+  }
   for (const Chunk& chunk : plan_.chunks) {
     Answer* answer = find(chunk.sequence);
     Request* request = answer->request;
-    if (chunk.start <= scheduler_->cached_tokens(chunk.sequence))
-      request->cached_tokens = scheduler_->cached_tokens(chunk.sequence);
     const std::vector<int32_t>& tokens = scheduler_->tokens(chunk.sequence);
     const int32_t prompt = static_cast<int32_t>(request->prompt.size()), end = chunk.start + chunk.count;
     const int32_t table = static_cast<int32_t>(batch_.tables.size());
-    batch_.tables.push_back(scheduler_->block_table(chunk.sequence).data());
+    const int32_t* blocks = scheduler_->block_table(chunk.sequence).data();
+    batch_.tables.push_back(blocks);
     for (int32_t p = chunk.start; p < end; ++p) {
       const bool scores = request->score_prompt && answer->index == 0 && p >= request->scored && p + 1 < prompt;
       const bool wanted = scores || (chunk.samples && p + 1 == end);
-      batch_.rows.push_back({tokens[p], p, table, wanted});
+      const int32_t slot = blocks[p / config_.block_size] * config_.block_size + p % config_.block_size;
+      batch_.rows.push_back({tokens[p], p, slot, table, wanted});
       if (wanted) uses_.push_back({work_.size(), p, scores, 0.0f, {}});
     }
     work_.push_back({chunk, answer, {}});
@@ -233,7 +237,8 @@ void Engine::build_batch() {
                  std::min(config_.context, static_cast<int32_t>(scratch_tables_.size()) * config_.block_size));
     const int32_t table = static_cast<int32_t>(batch_.tables.size());
     batch_.tables.push_back(scratch_tables_.data());
-    for (int32_t p = 0; p < std::min(plan_.padding, room); ++p) batch_.rows.push_back({0, p, table, true});
+    for (int32_t p = 0; p < std::min(plan_.padding, room); ++p)
+      batch_.rows.push_back({0, p, p, table, true});  // scratch block i is block i
   }
 }
 
@@ -490,8 +495,7 @@ void Engine::forward(const int32_t* tokens, const int32_t* positions, const int3
     require(sequence[i] >= 0 && sequence[i] < sequences, EDGEC_INVALID_ARGUMENT, "a row of no sequence");
     require(positions[i] >= 0 && positions[i] < config_.context && positions[i] / bs < width, EDGEC_INVALID_ARGUMENT,
             "a position beyond the context or the table");
-    const int32_t block = tables[static_cast<int64_t>(sequence[i]) * width + positions[i] / bs];
-    require(slots[i] == block * bs + positions[i] % bs, EDGEC_INVALID_ARGUMENT, "a slot that isn't the position's");
+    require(slots[i] >= 0 && slots[i] / bs < store_->blocks(), EDGEC_INVALID_ARGUMENT, "a slot beyond the pool");
   }
   const size_t vocab = manifest_.model.vocab_size, size = manifest_.model.hidden_size;
   Batch batch;
@@ -500,7 +504,7 @@ void Engine::forward(const int32_t* tokens, const int32_t* positions, const int3
     const int32_t count = std::min(rows - start, decoder_->max_rows());
     batch.rows.clear();
     for (int32_t i = start; i < start + count; ++i)
-      batch.rows.push_back({tokens[i], positions[i], sequence[i], logits != nullptr || hidden != nullptr});
+      batch.rows.push_back({tokens[i], positions[i], slots[i], sequence[i], logits != nullptr || hidden != nullptr});
     decoder_->forward(batch);
     if (hidden != nullptr) std::memcpy(hidden + start * size, decoder_->hidden(0), sizeof(float) * count * size);
     for (int32_t first = 0; logits != nullptr && first < count; first += decoder_->max_wanted()) {

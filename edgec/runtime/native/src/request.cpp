@@ -55,7 +55,7 @@ Event finish_event(Answer* answer, int32_t finish) {
   }
   event.abi.finish = finish;
   event.abi.prompt_tokens = static_cast<int32_t>(answer->request->prompt.size());
-  event.abi.cached_tokens = answer->request->cached_tokens;
+  event.abi.cached_tokens = std::max(answer->request->cached_tokens, 0);
   event.abi.answer_tokens = answer->tokens;
   return event;
 }

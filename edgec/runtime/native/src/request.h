@@ -48,8 +48,8 @@ struct Request {
   uint64_t seed = 0;
   bool score_prompt = false;
   std::vector<int32_t> prompt;
-  int32_t scored = 0;  // prompt positions whose scores are out
-  int32_t cached_tokens = 0;
+  int32_t scored = 0;          // prompt positions whose scores are out
+  int32_t cached_tokens = -1;  // of the prompt, at its first start; −1: not started
   std::vector<std::unique_ptr<Answer>> answers;
   int unfinished = 0;
   bool forked = false;  // its n sequences exist (n > 1: only once the prompt is computed)

@@ -4,7 +4,7 @@
 //
 // with x and w INT8: the inner sum is exact in int32, the outer one is float and runs over the groups in order. Weights
 // have one scale per output channel, as the quantise pass fixed it. Activations are quantised as they come, symmetric,
-// one scale per row and group of 64: one outlier costs its 64 neighbours precision, not the whole row.
+// one scale per row and group of 32: one outlier costs its group precision, not the whole row.
 #ifndef EDGEC_KERNELS_H
 #define EDGEC_KERNELS_H
 
@@ -14,7 +14,7 @@
 
 namespace edgec {
 
-constexpr int kGroup = 64;  // activations that share a scale; every k is padded to a multiple of it
+constexpr int kGroup = 32;  // activations that share a scale; every k is padded to a multiple of it
 
 // Where weight (n, k) lies: blocks of `block` channels; in a block, `depth` consecutive k of each channel side by side.
 // `bias` is added to the stored byte: kernels that multiply unsigned by signed want w + 128.

@@ -1,0 +1,189 @@
+"""The native artefact's files: weights under their Hugging Face names, and the manifest.
+
+    model.safetensors   `<layer>.weight` INT8 (out, in) with `<layer>.scale` (out) float32, or float32 where the recipe
+                        left a layer in float; `<norm>.weight`; `rope.frequencies` (head_dim / 2), radians a position
+    manifest.json       ABI, architecture, defaults, end-of-answer tokens, SHA-256 of every other file
+
+The runtime computes cos and sin itself from the frequencies, so every RoPE scaling is in them already.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from edgec.errors import ConversionError, Reason
+from edgec.model import DECODER_FILE, ArtifactFile, Program
+
+if TYPE_CHECKING:
+    import torch
+
+    from .native import NativeOptions
+
+MODEL_FILE = "model.safetensors"
+FORMAT = 1
+ACTIVATION_GROUP = 32  # kGroup of kernels.h
+MEGABYTE = 2**20
+
+# Besides the tokenizer's own end-of-sequence token: what chat models end a turn with.
+TURN_ENDS = ("<|im_end|>", "<|endoftext|>", "<|eot_id|>", "<|end_of_text|>", "<|end|>", "</s>", "<end_of_turn>")
+
+
+@dataclass(frozen=True)
+class Decoder:
+    """A program's companion: the `LlamaConfig` as a dict, and the step graph's sizes."""
+
+    architecture: dict[str, Any]
+    shape: dict[str, int]
+    eos: tuple[int, ...]
+
+
+def read_decoder(program: Program) -> Decoder:
+    """What the export wrote down about the model.
+
+    Raises:
+        ConversionError: the companions are missing or not what this version of edgec writes.
+    """
+    path = program.companion(DECODER_FILE)
+    if path is None:
+        raise ConversionError("native: the program has no decoder.json", reason=Reason.UNSUPPORTED_SCHEME)
+    data = json.loads(path.read_text())
+    return Decoder(data["architecture"], data["shape"], _turn_ends(program))
+
+
+def _turn_ends(program: Program) -> tuple[int, ...]:
+    tokenizer, settings = program.companion("tokenizer.json"), program.companion("tokenizer_config.json")
+    if tokenizer is None:
+        raise ConversionError(
+            "native: the model came without a tokenizer.json, which the runtime needs",
+            hint="take the model from a GGUF file or from a Hugging Face folder that holds tokenizer.json",
+            reason=Reason.BAD_CHECKPOINT,
+        )
+    ids = {t["content"]: t["id"] for t in json.loads(tokenizer.read_text()).get("added_tokens", ()) if t.get("special")}
+    eos = json.loads(settings.read_text()).get("eos_token") if settings is not None else None
+    if isinstance(eos, dict):  # Hugging Face writes the token's flags along
+        eos = eos.get("content")
+    return tuple(sorted({ids[text] for text in (eos, *TURN_ENDS) if text in ids}))
+
+
+def write_model(program: Program, decoder: Decoder, out: Path) -> dict[str, int]:
+    """Write model.safetensors; gives how many linear layers and embeddings are INT8 and float.
+
+    Raises:
+        ConversionError: the program lacks a weight that the architecture needs.
+    """
+    import torch
+    from safetensors.torch import save_file
+
+    from edgec.architectures.llama import LlamaConfig
+    from edgec.architectures.rope import inverse_frequencies
+
+    config = LlamaConfig.from_dict(decoder.architecture)
+    state = _state(program)
+    tensors: dict[str, torch.Tensor] = {}
+    counts = {"ops": 0, "layout_ops": 0, "float_ops": 0, "undelegated_ops": 0}
+    for name in _layers(config):
+        weight = _take(state, f"{name}.weight")
+        counts["ops"] += 1
+        if weight.dtype == torch.int8:
+            tensors[f"{name}.scale"] = _take(state, f"{name}.scale").float()
+        else:
+            weight = weight.float()
+            counts["float_ops"] += 1
+        tensors[f"{name}.weight"] = weight
+        if (bias := state.get(f"{name}.bias")) is not None:
+            tensors[f"{name}.bias"] = bias.float()
+    for name in _norms(config):
+        tensors[f"{name}.weight"] = _take(state, f"{name}.weight").float()
+    frequencies, _ = inverse_frequencies(config.head_dim, config.rope_theta, config.rope_scaling)
+    tensors["rope.frequencies"] = frequencies
+    save_file({name: t.contiguous().clone() for name, t in tensors.items()}, out / MODEL_FILE)
+    return counts
+
+
+def _layers(config: Any) -> list[str]:
+    parts = [f"self_attn.{p}_proj" for p in "qkvo"] + [f"mlp.{p}_proj" for p in ("gate", "up", "down")]
+    names = [f"layers.{i}.{part}" for i in range(config.layers) for part in parts]
+    return ["embed_tokens", *names, *([] if config.tied else ["lm_head"])]
+
+
+def _norms(config: Any) -> list[str]:
+    parts = ("input_layernorm", "post_attention_layernorm")
+    return [*(f"layers.{i}.{part}" for i in range(config.layers) for part in parts), "norm"]
+
+
+def _state(program: Program) -> dict[str, torch.Tensor]:
+    """Weights by their names in the model; a table that two layers share may stand under either's."""
+    exported = program.exported(program.signatures[-1].name)
+    state: dict[str, torch.Tensor] = dict(exported.state_dict) | {
+        name: value for name, value in exported.constants.items() if hasattr(value, "dtype")
+    }
+    state = {name.removeprefix("model."): value.detach() for name, value in state.items()}
+    for leaf in ("weight", "scale"):
+        if f"embed_tokens.{leaf}" not in state and f"lm_head.{leaf}" in state:
+            state[f"embed_tokens.{leaf}"] = state[f"lm_head.{leaf}"]
+    return state
+
+
+def _take(state: dict[str, torch.Tensor], name: str) -> torch.Tensor:
+    if name not in state:
+        raise ConversionError(
+            f"native: the program has no weight `{name}`",
+            hint="the engine runs the Llama family as edgec/architectures/llama.py builds it",
+            reason=Reason.UNSUPPORTED_OP,
+        )
+    return state[name]
+
+
+def write_manifest(out: Path, decoder: Decoder, options: NativeOptions, files: list[ArtifactFile]) -> None:
+    """Write manifest.json over the files that are there already."""
+    from edgec.architectures.llama import LlamaConfig
+    from edgec.architectures.rope import inverse_frequencies
+    from edgec.runtime.abi import ABI_VERSION
+
+    config = LlamaConfig.from_dict(decoder.architecture)
+    _, factor = inverse_frequencies(config.head_dim, config.rope_theta, config.rope_scaling)
+    names = ("vocab_size", "hidden_size", "intermediate_size", "layers", "heads", "kv_heads", "head_dim", "norm_eps")
+    architecture = {name: getattr(config, name) for name in (*names, "max_positions", "tied")} | {"rope_factor": factor}
+    context = min(options.context, config.max_positions)
+    model_bytes = (out / MODEL_FILE).stat().st_size
+    manifest = {
+        "format": FORMAT,
+        "abi": ABI_VERSION,
+        "architecture": architecture,
+        "activation_group": ACTIVATION_GROUP,
+        "eos": list(decoder.eos),
+        "defaults": {
+            "context": context,
+            "block_size": options.block_size,
+            "max_batch": options.max_batch,
+            "step_tokens": max(options.step_tokens, options.max_batch),
+            "kv": options.kv,
+            "memory_budget": options.memory or _budget(config, options, context, model_bytes),
+        },
+        "files": {
+            path.relative_to(out).as_posix(): {
+                "bytes": path.stat().st_size,
+                "sha256": hashlib.sha256(path.read_bytes()).hexdigest(),
+            }
+            for file in files
+            for path in ([out / file.name] if (out / file.name).is_file() else sorted((out / file.name).rglob("*")))
+            if path.is_file()
+        },
+    }
+    (out / "manifest.json").write_text(json.dumps(manifest, indent=1, sort_keys=True) + "\n")
+
+
+def _budget(config: Any, options: NativeOptions, context: int, model_bytes: int) -> int:
+    """Weights and what surrounds them, and keys and values of two sequences of full length; whole megabytes."""
+    per_value = {"int8": 1.0, "fp16": 2.0, "fp32": 4.0}[options.kv]
+    scales = 4 / config.head_dim if options.kv == "int8" else 0.0
+    token = 2 * config.layers * config.kv_heads * config.head_dim * (per_value + scales)
+    rows = max(options.step_tokens, options.max_batch)
+    scratch = 4 * rows * (6 * config.hidden_size + 4 * config.intermediate_size) + 4 * 16 * config.vocab_size
+    scratch += 8 * context * (config.head_dim + 64 * config.heads // config.kv_heads)
+    total = 1.06 * model_bytes + 48 * MEGABYTE + scratch + 2 * context * token
+    return (int(total) // MEGABYTE + 1) * MEGABYTE
