@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import ctypes
 import json
-import math
 import threading
 from array import array
 from collections import deque
@@ -458,18 +457,24 @@ def _int32s(name: str, values: Sequence[int]) -> ctypes.Array[ctypes.c_int32]:
 
 def _event(raw: abi.Event) -> Event:
     """A copy of an event, whose pointers end with the next poll."""
-    text = ctypes.string_at(raw.text, raw.text_bytes) if raw.text_bytes else b""
+    text, logprob, top = "", raw.logprob, raw.top_count
+    if raw.text_bytes:
+        text = ctypes.string_at(raw.text, raw.text_bytes).decode(errors="replace")
     return Event(
-        request=raw.request,
-        sequence=raw.sequence,
-        kind=EventKind(raw.kind),
-        token=raw.token,
-        position=raw.position,
-        logprob=None if math.isnan(raw.logprob) else raw.logprob,
-        finish=Finish(raw.finish),
-        text=text.decode(errors="replace"),
-        top=tuple((raw.top[i].token, raw.top[i].logprob) for i in range(raw.top_count)),
-        prompt_tokens=raw.prompt_tokens,
-        cached_tokens=raw.cached_tokens,
-        answer_tokens=raw.answer_tokens,
+        raw.request,
+        raw.sequence,
+        _KINDS[raw.kind],
+        raw.token,
+        raw.position,
+        None if logprob != logprob else logprob,  # NaN
+        _FINISHES[raw.finish],
+        text,
+        tuple((raw.top[i].token, raw.top[i].logprob) for i in range(top)) if top else (),
+        raw.prompt_tokens,
+        raw.cached_tokens,
+        raw.answer_tokens,
     )
+
+
+_KINDS = tuple(EventKind)  # by number: they count from 0
+_FINISHES = tuple(Finish)
