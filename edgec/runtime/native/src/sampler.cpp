@@ -3,16 +3,18 @@
 #include <algorithm>
 #include <cassert>
 #include <cstring>
+#include <functional>
+#include <iterator>
 #include <limits>
 
 #include "math.h"
+#include "row_loops.h"
 
 namespace edgec {
 namespace {
 
-typedef double Double8 __attribute__((vector_size(64)));
-
-constexpr int32_t kBlock = 256;  // tokens whose weights are added by lanes; blocks are added in order
+constexpr float kInfinity = std::numeric_limits<float>::infinity();
+constexpr float kNotANumber = std::numeric_limits<float>::quiet_NaN();
 
 // Floats as unsigned integers of the same order; −0 counts as 0.
 uint32_t key_of(float x) {
@@ -22,65 +24,29 @@ uint32_t key_of(float x) {
   return bits & 0x80000000u ? ~bits : bits | 0x80000000u;
 }
 
-double add_lanes(Double8 v) { return ((v[0] + v[4]) + (v[2] + v[6])) + ((v[1] + v[5]) + (v[3] + v[7])); }
+size_t blocks_of(int32_t vocab) { return static_cast<size_t>(row_blocks(vocab)); }
 
-EDGEC_INLINE Double8 to_double(Vec8 v) { return __builtin_convertvector(v, Double8); }
-
-double block_sum(const float* weights, int32_t count) {
-  Double8 sum = {};
-  int32_t i = 0;
-  for (; i + 8 <= count; i += 8) sum += to_double(load8(weights + i));
-  if (i < count) sum += to_double(load_part8(weights + i, static_cast<size_t>(count - i), 0.0f));
-  return add_lanes(sum);
+// The first token with the greatest logit.
+int32_t best_of(const float* logits, const RowExtent& extent) {
+  int32_t token = extent.block * kRowBlock;
+  while (logits[token] != extent.greatest) ++token;
+  return token;
 }
 
-struct Extent {
-  float greatest;
-  bool finite;  // all of them
+// What turns a logit into a log-probability: (z − shift) − log_sum.
+struct Normaliser {
+  float shift = kNotANumber;
+  float log_sum = 0;
+
+  float operator()(float logit) const { return (logit - shift) - log_sum; }
 };
 
-Extent extent(const float* x, int32_t count) {
-  constexpr float kLowest = -std::numeric_limits<float>::infinity();
-  Vec8 greatest = splat8(kLowest);
-  Int8x32 bad = {};
-  int32_t i = 0;
-  const auto look = [&](Vec8 v) {
-    greatest = v > greatest ? v : greatest;
-    bad |= (v - v) != splat8(0.0f);  // NaN and infinities give NaN
-  };
-  for (; i + 8 <= count; i += 8) look(load8(x + i));
-  if (i < count) look(load_part8(x + i, static_cast<size_t>(count - i), x[0]));
-  int32_t any = 0;
-  for (int lane = 0; lane < 8; ++lane) any |= bad[lane];
-  return {max_lanes(greatest), any == 0};
-}
-
-int32_t first_equal(const float* x, int32_t count, float wanted) {
-  for (int32_t i = 0; i < count; ++i) {
-    if (x[i] == wanted) return i;
-  }
-  return -1;
-}
-
-// weights[i] = e^((x[i] − greatest) / temperature); may be in place.
-void exponentials(const float* x, int32_t count, float greatest, float temperature, float* weights) {
-  const Vec8 shift = splat8(greatest), divisor = splat8(temperature);
-  int32_t i = 0;
-  for (; i + 8 <= count; i += 8) store8(weights + i, exp8((load8(x + i) - shift) / divisor));
-  for (; i < count; ++i) weights[i] = exp_f32((x[i] - greatest) / temperature);
-}
-
-// log Σ e^(x − greatest).
-float log_sum(const float* x, int32_t count, float greatest) {
-  const Vec8 shift = splat8(greatest);
-  Double8 sum = {};
-  int32_t i = 0;
-  for (; i + 8 <= count; i += 8) sum += to_double(exp8(load8(x + i) - shift));
-  if (i < count) {
-    const Vec8 rest = load_part8(x + i, static_cast<size_t>(count - i), -std::numeric_limits<float>::infinity());
-    sum += to_double(exp8(rest - shift));
-  }
-  return log_f32(static_cast<float>(add_lanes(sum)));
+// Of bad logits: one that gives NaN.
+Normaliser normaliser_of(const float* logits, int32_t vocab) {
+  const RowExtent extent = row_loops().extent(logits, vocab, nullptr);
+  if (!extent.finite) return {};
+  const double sum = row_loops().exponential_sum(logits, vocab, extent.greatest);
+  return {extent.greatest, log_f32(static_cast<float>(sum))};
 }
 
 // The `count` greatest, descending; of equal ones the lowest ids.
@@ -97,6 +63,30 @@ std::vector<edgec_token_logprob> greatest(const float* x, int32_t vocab, int32_t
     top.insert(at, {i, x[i]});
   }
   return top;
+}
+
+// The first token at which the running sum of weights is above `target`; the last one with a weight when rounding
+// leaves none. Whole blocks are stepped over by their sums.
+int32_t draw_from(const float* weights, int32_t vocab, const double* sums, double target) {
+  double before = 0;
+  int32_t start = 0;
+  for (int32_t block = 0; start + kRowBlock < vocab && before + sums[block] <= target; ++block) {
+    before += sums[block];
+    start += kRowBlock;
+  }
+  const int32_t end = std::min(vocab, start + kRowBlock);
+  int32_t last = -1;
+  for (int32_t i = start; i < end; ++i) {
+    if (!(weights[i] > 0.0f)) continue;
+    last = i;
+    before += static_cast<double>(weights[i]);
+    if (before > target) return i;
+  }
+  while (last < 0 && start > 0) {
+    --start;
+    last = weights[start] > 0.0f ? start : -1;
+  }
+  return last;
 }
 
 void adjust(float* logits, const SamplingParams& params, const History* history) {
@@ -146,128 +136,178 @@ void History::remove_answer(int32_t token) {
 Sampled Sampler::sample(float* logits, int32_t vocab, const SamplingParams& params, const History* history,
                         uint64_t seed, uint32_t sequence, uint32_t position) {
   Sampled result;
-  result.logprob = std::numeric_limits<float>::quiet_NaN();
-  float own = 0;  // greatest logit + log Σ: what turns a logit into a log-probability
-  float shift = 0;
+  result.logprob = kNotANumber;
+  const auto bad = [] {
+    Sampled none;
+    none.outcome = SampleOutcome::kBadLogits;
+    none.logprob = kNotANumber;
+    return none;
+  };
+  Normaliser normaliser;
   if (params.logprobs >= 0) {
-    const Extent raw = extent(logits, vocab);
-    if (!raw.finite) {
-      result.outcome = SampleOutcome::kBadLogits;
-      return result;
-    }
-    shift = raw.greatest;
-    own = log_sum(logits, vocab, shift);
+    normaliser = normaliser_of(logits, vocab);
+    if (!(normaliser.shift == normaliser.shift)) return bad();
     result.top = greatest(logits, vocab, params.logprobs);
-    for (edgec_token_logprob& top : result.top) top.logprob = (top.logprob - shift) - own;
+    for (edgec_token_logprob& top : result.top) top.logprob = normaliser(top.logprob);
     raw_.assign(logits, logits + vocab);
   }
   if (params.greedy()) {
     adjust(logits, params, history);
-    const Extent all = extent(logits, vocab);
-    if (!all.finite) {
-      result.outcome = SampleOutcome::kBadLogits;
-      return result;
-    }
-    result.token = first_equal(logits, vocab, all.greatest);
+    const RowExtent extent = row_loops().extent(logits, vocab, nullptr);
+    if (!extent.finite) return bad();
+    result.token = best_of(logits, extent);
   } else {
     const Processed processed = process(logits, vocab, params, history);
-    result.outcome = processed.outcome;
-    if (processed.outcome != SampleOutcome::kSampled) return result;
-    result.token = draw(logits, vocab, processed.total, uniform(seed, sequence, position, Draw::kToken));
+    if (processed.outcome != SampleOutcome::kSampled) return bad();
+    const double u = uniform(seed, sequence, position, Draw::kToken);
+    result.token = draw_from(logits, vocab, sums_.data(), u * processed.total);
   }
-  if (params.logprobs >= 0) result.logprob = (raw_[static_cast<size_t>(result.token)] - shift) - own;
+  if (params.logprobs >= 0) result.logprob = normaliser(raw_[static_cast<size_t>(result.token)]);
   return result;
 }
 
+// Leaves the weights' block sums in sums_, unless greedy.
 Processed Sampler::process(float* logits, int32_t vocab, const SamplingParams& params, const History* history) {
   Processed result;
   adjust(logits, params, history);
-  const Extent all = extent(logits, vocab);
-  if (!all.finite) {
+  maxima_.resize(blocks_of(vocab));
+  sums_.resize(blocks_of(vocab));
+  const RowExtent extent = row_loops().extent(logits, vocab, maxima_.data());
+  if (!extent.finite) {
     result.outcome = SampleOutcome::kBadLogits;
     return result;
   }
-  result.best = first_equal(logits, vocab, all.greatest);
+  result.best = best_of(logits, extent);
   if (params.greedy()) {
     std::fill(logits, logits + vocab, 0.0f);
     logits[result.best] = 1.0f;
     result.total = 1.0;
     return result;
   }
-  const bool by_rank = params.top_p < 1.0f || (params.top_k > 0 && params.top_k < vocab);
-  float* weights = logits;
-  if (by_rank) {
-    weights_.resize(static_cast<size_t>(vocab));
-    weights = weights_.data();
+  if (params.top_p < 1.0f || (params.top_k > 0 && params.top_k < vocab)) {
+    truncate(logits, vocab, params, extent.greatest);
+    result.total = row_loops().sum(logits, vocab, sums_.data());
+    return result;
   }
-  exponentials(logits, vocab, all.greatest, params.temperature, weights);
-  if (params.top_k > 0 && params.top_k < vocab) {
-    keep(logits, weights, vocab, cut(logits, nullptr, vocab, params.top_k));
-  }
-  if (params.top_p < 1.0f) {
-    const double mass = static_cast<double>(params.top_p) * weight_sum(weights, vocab);
-    keep(logits, weights, vocab, cut(logits, weights, vocab, mass));
-  }
+  result.total = row_loops().exponentials(logits, vocab, extent.greatest, params.temperature, logits, sums_.data());
   if (params.min_p > 0.0f) {
-    for (int32_t i = 0; i < vocab; ++i) weights[i] = weights[i] >= params.min_p ? weights[i] : 0.0f;
+    for (int32_t i = 0; i < vocab; ++i) logits[i] = logits[i] >= params.min_p ? logits[i] : 0.0f;
+    result.total = row_loops().sum(logits, vocab, sums_.data());
   }
-  if (by_rank) std::memcpy(logits, weights, static_cast<size_t>(vocab) * sizeof(float));
-  result.total = weight_sum(logits, vocab);
   return result;
 }
 
-// Radix descent: histograms of what there is over the keys' leading bits, from the top until `wanted` is reached in a
-// bucket; then the same inside that bucket. No sorting, and at most three passes.
-Sampler::Cut Sampler::cut(const float* logits, const float* weights, int32_t vocab, double wanted) {
-  constexpr int kShifts[] = {21, 10, 0};
-  constexpr int kBits[] = {11, 11, 10};
-  candidates_.clear();
-  for (int32_t i = 0; i < vocab; ++i) {
-    if (weights == nullptr || weights[i] > 0.0f)
-      candidates_.push_back({key_of(logits[i]), weights ? weights[i] : 1.0f});
-  }
-  double above = 0;
-  uint32_t prefix = 0;
-  for (int level = 0; level < 3; ++level) {
-    const uint32_t buckets = uint32_t{1} << kBits[level], mask = buckets - 1;
-    mass_.assign(buckets, 0.0);
-    for (const Candidate& c : candidates_) mass_[c.key >> kShifts[level] & mask] += static_cast<double>(c.mass);
-    uint32_t bucket = buckets, last = buckets;
-    while (bucket-- > 0) {
-      if (mass_[bucket] == 0.0) continue;
-      last = bucket;
-      if (above + mass_[bucket] >= wanted) break;
-      above += mass_[bucket];
+// Steps 5 to 8 where top-k or top-p removes tokens. Few can be kept, so few are looked at; maxima_ tells where they
+// are.
+void Sampler::truncate(float* logits, int32_t vocab, const SamplingParams& params, float greatest) {
+  const bool by_count = params.top_k > 0 && params.top_k < vocab;
+  const auto k = static_cast<size_t>(params.top_k);
+  const bool few = by_count && k <= maxima_.size();
+  double mass = 0;
+  if (few) {
+    // At least k tokens are as great as the k-th greatest of the blocks' maxima.
+    ordered_ = maxima_;
+    const auto at = ordered_.begin() + static_cast<std::ptrdiff_t>(k - 1);
+    std::nth_element(ordered_.begin(), at, ordered_.end(), std::greater<float>());
+    collect(logits, nullptr, vocab, *at);
+  } else {
+    weights_.resize(static_cast<size_t>(vocab));
+    const double total =
+        row_loops().exponentials(logits, vocab, greatest, params.temperature, weights_.data(), sums_.data());
+    mass = static_cast<double>(params.top_p) * total;
+    // Tokens that weigh less than `least` have, all together, half of what top-p may leave out; and logarithms err by
+    // far less than the 1 that is taken off.
+    const double least = 0.5 * (total - mass) / vocab;
+    const float depth = log_f32(static_cast<float>(least)) - 1.0f;
+    if (by_count) {
+      collect(logits, nullptr, vocab, -kInfinity);
+    } else {
+      collect(logits, weights_.data(), vocab, greatest + params.temperature * depth);
     }
-    if (bucket == ~uint32_t{0}) {  // never reached, by rounding: the lowest that there is
-      bucket = last;
-      above -= mass_[bucket];
+  }
+  if (by_count) {
+    cut(params.top_k);
+    for (Candidate& c : candidates_) {
+      const float z = logits[c.token];
+      c.mass = few ? exp_f32((z - greatest) / params.temperature) : weights_[static_cast<size_t>(c.token)];
     }
-    prefix = prefix << kBits[level] | bucket;
-    const int shift = kShifts[level];
-    const auto outside = [&](const Candidate& c) { return c.key >> shift != prefix; };
-    candidates_.erase(std::remove_if(candidates_.begin(), candidates_.end(), outside), candidates_.end());
+    drop([](const Candidate& c) { return !(c.mass > 0.0f); });
   }
-  // What is left has one key, and so one mass.
-  int32_t ties = 0;
-  while (ties < static_cast<int32_t>(candidates_.size()) && above < wanted) {
-    above += static_cast<double>(candidates_[static_cast<size_t>(ties)].mass);
-    ++ties;
+  if (params.top_p < 1.0f) {
+    if (by_count) {  // of what top-k keeps
+      scatter(logits, vocab);
+      mass = static_cast<double>(params.top_p) * row_loops().sum(logits, vocab, sums_.data());
+    }
+    cut(mass);
   }
-  return {prefix, std::max(ties, 1)};
+  if (params.min_p > 0.0f) drop([&](const Candidate& c) { return !(c.mass >= params.min_p); });
+  scatter(logits, vocab);
 }
 
-void Sampler::keep(const float* logits, float* weights, int32_t vocab, Cut cut) {
-  int32_t ties = cut.ties;
-  for (int32_t i = 0; i < vocab; ++i) {
-    const uint32_t key = key_of(logits[i]);
-    if (key > cut.key) continue;
-    if (key == cut.key && weights[i] > 0.0f && ties > 0) {
-      --ties;
-      continue;
+// Candidates: the tokens with logits of at least `least`. Their masses are their weights, which are not 0 then; or 1
+// each without weights.
+void Sampler::collect(const float* logits, const float* weights, int32_t vocab, float least) {
+  candidates_.clear();
+  for (size_t block = 0; block < maxima_.size(); ++block) {
+    if (maxima_[block] < least) continue;
+    const int32_t start = static_cast<int32_t>(block) * kRowBlock, end = std::min(vocab, start + kRowBlock);
+    for (int32_t i = start; i < end; ++i) {
+      const float mass = weights == nullptr ? 1.0f : weights[i];
+      if (logits[i] >= least && mass > 0.0f) candidates_.push_back({key_of(logits[i]), mass, i});
     }
-    weights[i] = 0.0f;
   }
+}
+
+template <typename Unwanted>
+void Sampler::drop(Unwanted unwanted) {
+  candidates_.erase(std::remove_if(candidates_.begin(), candidates_.end(), unwanted), candidates_.end());
+}
+
+// Keep the first candidates, in descending order of keys and ascending order of tokens, that together have the mass
+// `wanted`. Radix descent instead of sorting: masses of all that share the keys' leading bits, from the top until
+// `wanted` is reached in one of these buckets; then the same inside it.
+void Sampler::cut(double wanted) {
+  constexpr int kShifts[] = {21, 10, 0};
+  constexpr int kBits[] = {11, 11, 10};
+  double above = 0;
+  uint32_t prefix = 0;
+  const std::vector<Candidate>* left = &candidates_;
+  for (int level = 0; level < 3; ++level) {
+    const int shift = kShifts[level];
+    const uint32_t buckets = uint32_t{1} << kBits[level];
+    mass_.assign(buckets, 0.0);
+    for (const Candidate& c : *left) mass_[c.key >> shift & (buckets - 1)] += static_cast<double>(c.mass);
+    uint32_t found = buckets;  // the lowest that isn't empty, if rounding keeps `wanted` out of reach
+    for (uint32_t bucket = buckets; bucket-- > 0;) {
+      if (mass_[bucket] == 0.0) continue;
+      if (found < buckets) above += mass_[found];
+      found = bucket;
+      if (above + mass_[bucket] >= wanted) break;
+    }
+    prefix = prefix << kBits[level] | found;
+    const auto inside = [&](const Candidate& c) { return c.key >> shift == prefix; };
+    if (level == 0) {
+      narrowed_.clear();
+      std::copy_if(candidates_.begin(), candidates_.end(), std::back_inserter(narrowed_), inside);
+      left = &narrowed_;
+    } else {
+      narrowed_.erase(std::remove_if(narrowed_.begin(), narrowed_.end(), std::not_fn(inside)), narrowed_.end());
+    }
+  }
+  // What is left has one key, and so one mass: the first token of it is kept, and as many more as it takes.
+  int32_t last = -1;
+  for (const Candidate& c : narrowed_) {
+    if (last >= 0 && above >= wanted) break;
+    above += static_cast<double>(c.mass);
+    last = c.token;
+  }
+  drop([&](const Candidate& c) { return c.key < prefix || (c.key == prefix && c.token > last); });
+}
+
+// The row becomes the candidates' masses, and 0 elsewhere.
+void Sampler::scatter(float* logits, int32_t vocab) const {
+  std::fill(logits, logits + vocab, 0.0f);
+  for (const Candidate& c : candidates_) logits[c.token] = c.mass;
 }
 
 std::vector<TokenProbability> Sampler::probabilities(float* logits, int32_t vocab, const SamplingParams& params,
@@ -281,40 +321,16 @@ std::vector<TokenProbability> Sampler::probabilities(float* logits, int32_t voca
   return result;
 }
 
-double Sampler::weight_sum(const float* weights, int32_t vocab) {
-  double sum = 0;
-  for (int32_t i = 0; i < vocab; i += kBlock) sum += block_sum(weights + i, std::min(kBlock, vocab - i));
-  return sum;
-}
+double Sampler::weight_sum(const float* weights, int32_t vocab) { return row_loops().sum(weights, vocab, nullptr); }
 
 int32_t Sampler::draw(const float* weights, int32_t vocab, double total, double u) {
-  const double target = u * total;
-  double sum = 0;
-  int32_t last = -1;  // for when rounding leaves nothing above the target
-  for (int32_t i = 0; i < vocab; i += kBlock) {
-    const int32_t count = std::min(kBlock, vocab - i);
-    const double block = block_sum(weights + i, count);
-    const bool here = sum + block > target;
-    if (here || i + kBlock >= vocab) {
-      double within = sum;
-      for (int32_t j = i; j < i + count; ++j) {
-        if (!(weights[j] > 0.0f)) continue;
-        last = j;
-        within += static_cast<double>(weights[j]);
-        if (here && within > target) return j;
-      }
-      if (here) return last;
-    }
-    sum += block;
-  }
-  for (int32_t i = vocab - 1; last < 0 && i >= 0; --i) last = weights[i] > 0.0f ? i : -1;
-  return last;
+  std::vector<double> sums(blocks_of(vocab));
+  row_loops().sum(weights, vocab, sums.data());
+  return draw_from(weights, vocab, sums.data(), u * total);
 }
 
 float Sampler::logprob(const float* logits, int32_t vocab, int32_t token) {
-  const Extent all = extent(logits, vocab);
-  if (!all.finite) return std::numeric_limits<float>::quiet_NaN();
-  return (logits[token] - all.greatest) - log_sum(logits, vocab, all.greatest);
+  return normaliser_of(logits, vocab)(logits[token]);
 }
 
 }  // namespace edgec

@@ -84,31 +84,34 @@ class Sampler {
   std::vector<TokenProbability> probabilities(float* logits, int32_t vocab, const SamplingParams& params,
                                               const History* history);
 
-  // Step 9 with a u from outside. total must be what `process` or `weight_sum` returned for these weights.
+  // Step 9 with a u from outside, for weights from anywhere; `total` is `weight_sum` of them.
   static int32_t draw(const float* weights, int32_t vocab, double total, double u);
   static double weight_sum(const float* weights, int32_t vocab);
 
-  // Log-probability of `token` under the model's own distribution (prompt scoring). kBadLogits: NaN.
+  // Log-probability of `token` under the model's own distribution (prompt scoring). Bad logits: NaN.
   static float logprob(const float* logits, int32_t vocab, int32_t token);
 
  private:
-  // A set of tokens that are the first ones in descending order: those with a key (the logit as an ordered integer)
-  // above `key`, and of those equal to it the `ties` with the lowest ids.
-  struct Cut {
-    uint32_t key;
-    int32_t ties;
-  };
+  // A token that top-k or top-p may keep: `key` orders as its logit does, `mass` counts towards what they want.
   struct Candidate {
     uint32_t key;
     float mass;
+    int32_t token;
   };
-  // The shortest cut whose mass is at least `wanted`; a token's mass is its weight, or 1 without weights.
-  Cut cut(const float* logits, const float* weights, int32_t vocab, double wanted);
-  static void keep(const float* logits, float* weights, int32_t vocab, Cut cut);
 
-  std::vector<float> raw_, weights_;
-  std::vector<double> mass_;
-  std::vector<Candidate> candidates_;
+  void truncate(float* logits, int32_t vocab, const SamplingParams& params, float greatest);
+  void collect(const float* logits, const float* weights, int32_t vocab, float least);
+  void cut(double wanted);
+  template <typename Unwanted>
+  void drop(Unwanted unwanted);
+  void scatter(float* logits, int32_t vocab) const;
+
+  std::vector<float> raw_, weights_;     // (vocab)
+  std::vector<float> maxima_, ordered_;  // (row blocks)
+  std::vector<double> sums_;             // (row blocks)
+  std::vector<Candidate> candidates_;    // ascending by token
+  std::vector<Candidate> narrowed_;      // scratch of `cut`
+  std::vector<double> mass_;             // scratch of `cut`: of each bucket of keys
 };
 
 }  // namespace edgec

@@ -6,6 +6,7 @@
 
 #include "check.h"
 #include "philox.h"
+#include "row_loops.h"
 #include "sampler.h"
 #include "status.h"
 #include "stop_strings.h"
@@ -84,6 +85,37 @@ TEST(sampler_gives_the_same_bits_everywhere) {
     hash.add(logits.data(), logits.size() * sizeof(float));
   }
   CHECK_EQ(hash.value, uint64_t{11627833122283665876u});
+}
+
+TEST(row_loops_of_every_instruction_set_give_the_same_bits) {
+  const edgec::RowLoops& plain = edgec::plain_row_loops();
+  const edgec::RowLoops& picked = edgec::row_loops();
+  for (int32_t count : {1, 7, 8, 9, 127, 128, 129, 1000}) {
+    const std::vector<float> x = row(count, static_cast<uint64_t>(count));
+    const auto size = static_cast<size_t>(count), blocks = static_cast<size_t>(edgec::row_blocks(count));
+    std::vector<float> maxima[2], weights[2];
+    std::vector<double> sums[2];
+    double totals[2][3];
+    edgec::RowExtent extents[2];
+    for (int i = 0; i < 2; ++i) {
+      const edgec::RowLoops& loops = i == 0 ? plain : picked;
+      maxima[i].resize(blocks);
+      weights[i].resize(size);
+      sums[i].resize(blocks);
+      extents[i] = loops.extent(x.data(), count, maxima[i].data());
+      totals[i][0] = loops.exponentials(x.data(), count, extents[i].greatest, 0.7f, weights[i].data(), sums[i].data());
+      totals[i][1] = loops.exponential_sum(x.data(), count, extents[i].greatest);
+      totals[i][2] = loops.sum(x.data(), count, nullptr);
+    }
+    CHECK(extents[0].greatest == *std::max_element(x.begin(), x.end()));
+    CHECK(extents[0].greatest == extents[1].greatest && extents[0].block == extents[1].block);
+    CHECK(std::memcmp(totals[0], totals[1], sizeof(totals[0])) == 0);
+    CHECK(maxima[0] == maxima[1] && weights[0] == weights[1] && sums[0] == sums[1]);
+    double exact = 0;
+    for (const float value : x)
+      exact += std::exp(static_cast<double>(value) - static_cast<double>(extents[0].greatest));
+    CHECK(std::abs(totals[0][1] / exact - 1) < 1e-6);
+  }
 }
 
 TEST(sampler_ties_go_to_the_lowest_token) {
