@@ -1,9 +1,9 @@
 """The native engine: INT8 weights for edgec's own C++ runtime, its sources, and libraries that are ready to load.
 
-For decoders of the Llama family. The artefact is all that an app needs: the model (safetensors, mapped into memory), the
-tokenizer, a manifest, `runtime/` with the sources and the examples, and `lib/<platform>/` for the platforms whose
-compilers are here. Weights and scales are those that the quantise pass fixed; activations are quantised as they come, in
-groups of 32, so that one outlier doesn't cost a row its precision.
+For decoders of the Llama family. The artefact is all that an app needs: the model (safetensors, mapped into memory),
+the tokenizer, a manifest, `runtime/` with the sources and the examples, and `lib/<platform>/` for the platforms whose
+compilers are here. Weights and scales are those that the quantise pass fixed; activations are quantised as they come,
+in groups of 32, so that one outlier doesn't cost a row its precision.
 """
 
 from __future__ import annotations
