@@ -72,7 +72,7 @@ TEST(sampler_gives_the_same_bits_everywhere) {
     params.frequency_penalty = 0.4f;
     params.presence_penalty = -0.3f;
     params.logprobs = 5;
-    params.logit_bias = {{0, 0.7f}};
+    params.logit_bias.push_back({0, 0.7f});
     History history;
     const int32_t prompt[] = {0};
     history.add_prompt(prompt, 1);
@@ -206,7 +206,7 @@ TEST(sampler_logprob_is_that_of_the_sampled_token) {
   SamplingParams params;
   params.temperature = 2.0f;
   params.logprobs = 3;
-  params.logit_bias = {{17, 50.0f}};
+  params.logit_bias.push_back({17, 50.0f});
   const Sampled sampled = sample(logits, params);
   CHECK_EQ(sampled.token, 17);
   CHECK_EQ(sampled.logprob, Sampler::logprob(logits.data(), 3000, 17));
