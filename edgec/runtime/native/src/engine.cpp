@@ -207,6 +207,7 @@ StepOutcome Engine::run_step() {
 void Engine::build_batch() {
   batch_.rows.clear();
   batch_.tables.clear();
+  tables_.clear();
   work_.clear();
   uses_.clear();
   for (const Start& start : plan_.starts) {
@@ -219,7 +220,8 @@ void Engine::build_batch() {
     const std::vector<int32_t>& tokens = scheduler_->tokens(chunk.sequence);
     const int32_t prompt = static_cast<int32_t>(request->prompt.size()), end = chunk.start + chunk.count;
     const int32_t table = static_cast<int32_t>(batch_.tables.size());
-    const int32_t* blocks = scheduler_->block_table(chunk.sequence).data();
+    tables_.push_back(scheduler_->block_table(chunk.sequence));  // a copy: `cancel` may forget the sequence meanwhile
+    const int32_t* blocks = tables_.back().data();
     batch_.tables.push_back(blocks);
     for (int32_t p = chunk.start; p < end; ++p) {
       const bool scores = request->score_prompt && answer->index == 0 && p >= request->scored && p + 1 < prompt;
@@ -242,7 +244,8 @@ void Engine::build_batch() {
   }
 }
 
-// The model and the sampling, without the lock: `submit` and `cancel` leave what is read here as it is.
+// The model and the sampling, without the lock: `submit` and `cancel` leave what is read here as it is (requests are
+// forgotten between steps only, and block tables are copies).
 void Engine::compute() {
   const double start = now();
   decoder_->forward(batch_);
