@@ -2,12 +2,20 @@
 BIN := .venv/bin
 CXX_FILES := $(shell git ls-files '*.cpp' '*.h')
 
-.PHONY: setup demo test test-fast test-gpu lint format docs lock benchmark clean
+.PHONY: setup demo demo-llm demo-vision test test-fast test-gpu lint format docs lock benchmark clean
 
 setup:
 	@scripts/setup.sh
 
-demo: setup
+demo: demo-llm demo-vision
+
+# A language model for edgec's own engine, and a question to it.
+demo-llm: setup
+	$(BIN)/edgec build recipes/smollm2-135m.yaml --target native
+	$(BIN)/edgec run out/smollm2-135m "Why is the sky blue? Answer in two sentences." --stats --max-tokens 120
+
+# An image classifier for four engines.
+demo-vision: setup
 	$(BIN)/edgec build recipes/efficientnet-lite0.yaml
 
 test: setup

@@ -90,7 +90,7 @@ def measure_target(
 
     if artifact.proof == "executed":  # the time of a program evaluated op by op says nothing about a device
         context.progress(3, 4, "measuring latency")
-        twin = program.baseline if measure["baseline"] else None
+        twin = program.baseline if measure["baseline"] and entry.twin else None
         _time(entry, program, twin, runner, recording, checked, context, measure["latency_runs"], result)
     return result
 

@@ -101,7 +101,9 @@ def stages_of(recipe: Recipe, *, until: str | None = None) -> list[Stage]:
             own = registry.get_pass(use.name).module
             stages.append(Stage(use.id, "pass", use.name, dump(use.options), needs, (*common, own)))
             model = use.id
-        needs = {"model": model, **source} | ({"baseline": baseline} if baseline else {})
+        # The float program is exported for those who are compared with it, and costs as much as the quantised one.
+        compared = recipe.measure.baseline and any(registry.get_target(use.name).twin for use in recipe.targets)
+        needs = {"model": model, **source} | ({"baseline": baseline} if baseline and compared else {})
         stages.append(Stage("export", "export", "export", dump(recipe.export), needs, (*common, "edgec.passes.export")))
         program = "export"
     for use in recipe.targets:

@@ -70,7 +70,10 @@ class PassEntry:
 
 @dataclass(frozen=True)
 class TargetEntry:
-    """A target: `convert` fills `context`'s artefact folder; `open` gives a Runner for a finished artefact."""
+    """A target: `convert` fills `context`'s artefact folder; `open` gives a Runner for a finished artefact.
+
+    `twin`: its float artefact is worth comparing with; the engine runs float models as well as it runs INT8 ones.
+    """
 
     name: str
     module: str
@@ -79,6 +82,7 @@ class TargetEntry:
     tools: Callable[[], list[Tool]]
     open: Callable[[Artifact], Runner]
     summary: str
+    twin: bool = True
 
 
 @dataclass(frozen=True)
@@ -141,13 +145,13 @@ def register_pass(name: str, *, distributed: bool = False) -> Callable[[F], F]:
 
 
 def register_target(
-    name: str, *, tools: Callable[[], list[Tool]], open: Callable[[Artifact], Runner]
+    name: str, *, tools: Callable[[], list[Tool]], open: Callable[[Artifact], Runner], twin: bool = True
 ) -> Callable[[F], F]:
-    """Make `convert(program, options, context) -> Artifact` the target `name`."""
+    """Make `convert(program, options, context) -> Artifact` the target `name`; see TargetEntry for the rest."""
 
     def wrap(convert: F) -> F:
         _targets[name] = TargetEntry(
-            name, convert.__module__, _options_of(convert), convert, tools, open, _summary(convert)
+            name, convert.__module__, _options_of(convert), convert, tools, open, _summary(convert), twin
         )
         return convert
 

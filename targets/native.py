@@ -8,6 +8,7 @@ in groups of 32, so that one outlier doesn't cost a row its precision.
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -71,7 +72,7 @@ def open_artifact(artifact: Artifact) -> Runner:
     return NativeRunner(artifact)
 
 
-@register_target("native", tools=tools, open=open_artifact)
+@register_target("native", tools=tools, open=open_artifact, twin=False)
 def convert(program: Program, options: NativeOptions, context: Context) -> Artifact:
     """Write model, manifest, runtime and libraries into `context.out`.
 
@@ -122,6 +123,7 @@ def convert(program: Program, options: NativeOptions, context: Context) -> Artif
 
 def _libraries(options: NativeOptions, context: Context) -> list[ArtifactFile]:
     from edgec.runtime.compile import PLATFORMS, build_library, compiler, compiler_hint, host
+    from edgec.runtime.library import compiled
 
     known = {p.name: p for p in (host(), *PLATFORMS)}
     if options.libraries is None:
@@ -141,16 +143,19 @@ def _libraries(options: NativeOptions, context: Context) -> list[ArtifactFile]:
         wanted = [known[name] for name in options.libraries]
     files = []
     for platform in wanted:
+        folder = context.out / "lib" / platform.name
         with context.timed(f"compiling for {platform.name}"):
-            path = build_library(context.out / "lib" / platform.name, platform)
+            if platform == host():  # the very library that `edgec run` loads
+                folder.mkdir(parents=True)
+                path = Path(shutil.copy2(compiled(), folder))
+            else:
+                path = build_library(folder, platform)
         files.append(artifact_file(context.out, str(path.relative_to(context.out)), "library"))
     return files
 
 
 def _sources(out: Path) -> list[ArtifactFile]:
     """`runtime/`: what an app compiles for itself, with the header, an example and the wrappers."""
-    import shutil
-
     from edgec.runtime.compile import NATIVE
 
     for name in ("include", "src", "examples", "bindings"):

@@ -1,7 +1,7 @@
 """Compiles the C++ core: for this host, for other platforms whose compilers are here, and with sanitizers for tests.
 
-`python -m edgec.runtime.compile --out DIR` is the command. The flags here and those of `native/CMakeLists.txt`, which an
-app uses, are the same; what each kernel file needs stands in `native/src/kernels/flags.txt`, which both read.
+`python -m edgec.runtime.compile --out DIR` is the command. The flags here and those of `native/CMakeLists.txt`, which
+an app uses, are the same; what each kernel file needs stands in `native/src/kernels/flags.txt`, which both read.
 """
 
 from __future__ import annotations
