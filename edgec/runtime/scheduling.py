@@ -213,6 +213,7 @@ _STATUS: dict[str, tuple[Any, ...]] = {
     "edgec_pool_publish": (_HANDLE, _I32S, c_int32, _I32S, c_char_p, c_int32),
     "edgec_pool_find": (_HANDLE, _I32S, c_int32, c_char_p, c_int32, _I32S, _I32S),
     "edgec_pool_trim": (_HANDLE,),
+    "edgec_prefix_key_add": (c_char_p, c_int32, c_char_p, c_char_p, c_int32, c_char_p, c_int32, _I32S),
     "edgec_pool_owners": (_HANDLE, c_int32, _I32S),
     "edgec_pool_get_counts": (_HANDLE, POINTER(PoolCounts)),
     "edgec_pool_verify": (_HANDLE,),
@@ -262,6 +263,18 @@ def scheduling_library(library: ctypes.CDLL | None = None) -> ctypes.CDLL:
 def _check(library: ctypes.CDLL, status: int) -> None:
     if status:
         raise EngineError(status_of(status), library.edgec_last_error().decode(errors="replace"))
+
+
+def prefix_key(parts: Sequence[tuple[str, bytes]], library: ctypes.CDLL | None = None) -> bytes:
+    """What besides its tokens a prefix is found by, for `Scheduler.add` and `Pool`: (tag, value) pairs, unambiguously."""
+    core, key = scheduling_library(library), b""
+    for tag, value in parts:
+        out = ctypes.create_string_buffer(len(key) + 16 + len(tag.encode()) + len(value))
+        count = c_int32()
+        add = core.edgec_prefix_key_add
+        _check(core, add(key, len(key), tag.encode(), value, len(value), out, len(out), byref(count)))
+        key = out.raw[: count.value]
+    return key
 
 
 @dataclass(frozen=True)

@@ -35,6 +35,10 @@ EDGEC_API edgec_status edgec_pool_publish(edgec_pool* pool, int32_t* table, int3
 /* The longest published prefix of so many full blocks of tokens. `table` has room for all of them. */
 EDGEC_API edgec_status edgec_pool_find(edgec_pool* pool, const int32_t* tokens, int32_t blocks, const char* key,
                                        int32_t key_bytes, int32_t* table, int32_t* found);
+/* Append a part to a prefix key (`key`, may be empty): its tag, its length, its bytes. Needs 16 bytes and those of tag
+ * and value besides the key's; writes at most `capacity` of them and their count. */
+EDGEC_API edgec_status edgec_prefix_key_add(const char* key, int32_t key_bytes, const char* tag, const char* value,
+                                            int32_t value_bytes, char* out, int32_t capacity, int32_t* count);
 EDGEC_API edgec_status edgec_pool_trim(edgec_pool* pool);
 EDGEC_API edgec_status edgec_pool_owners(edgec_pool* pool, int32_t block, int32_t* owners);
 EDGEC_API edgec_status edgec_pool_get_counts(const edgec_pool* pool, edgec_pool_counts* counts);

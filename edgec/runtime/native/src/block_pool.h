@@ -9,6 +9,7 @@
 #include <optional>
 #include <string>
 #include <unordered_map>
+#include <utility>
 #include <vector>
 
 namespace edgec {
@@ -28,6 +29,7 @@ using HashFunction = uint64_t (*)(uint64_t previous, const int32_t* tokens, int3
 // its length, so no choice of values makes two different keys the same bytes (vllm#44701).
 class PrefixKey {
  public:
+  explicit PrefixKey(std::string bytes = {}) : bytes_(std::move(bytes)) {}
   PrefixKey& add(const char* tag, uint64_t value);
   PrefixKey& add(const char* tag, const std::string& value);
   const std::string& bytes() const { return bytes_; }

@@ -145,6 +145,17 @@ edgec_status edgec_pool_find(edgec_pool* pool, const int32_t* tokens, int32_t bl
   });
 }
 
+edgec_status edgec_prefix_key_add(const char* key, int32_t key_bytes, const char* tag, const char* value,
+                                  int32_t value_bytes, char* out, int32_t capacity, int32_t* count) {
+  return guard([&] {
+    present(tag, out, count);
+    const std::string bytes = edgec::PrefixKey(text(key, key_bytes)).add(tag, text(value, value_bytes)).bytes();
+    *count = static_cast<int32_t>(bytes.size());
+    require(*count <= capacity, EDGEC_BUFFER_TOO_SMALL, "the key doesn't fit");
+    std::copy(bytes.begin(), bytes.end(), out);
+  });
+}
+
 edgec_status edgec_pool_trim(edgec_pool* pool) {
   return guard([&] {
     present(pool);

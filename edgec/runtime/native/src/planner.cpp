@@ -267,8 +267,9 @@ void Planner::static_batch() {
   plan_.longest = s_.static_prompt_;
   const auto prompt = [&](const Sequence& sequence) {
     const int32_t pending = sequence.pending();
-    const int32_t count = std::min(pending, budget);
+    const int32_t count = fit(sequence, std::min(pending, budget));
     if (count == 0) return;
+    take(sequence, count);
     add_chunk(sequence, sequence.length, count);
     budget -= count;
     if (count == pending) plan_.padding += std::max(0, plan_.longest - static_cast<int32_t>(sequence.tokens.size()));
@@ -291,17 +292,15 @@ void Planner::static_batch() {
     return;
   }
   plan_.slots = std::max(plan_.slots, s_.static_slots_);
-  const auto reads = [](const Sequence* sequence) { return sequence->pending() > 1; };
-  const bool reading = std::any_of(s_.running_.begin(), s_.running_.end(), reads);
   if (name_victims(senior_least())) return;  // only forks can make blocks lack here
-  if (!reading) {
-    decodes();
-    plan_.padding = std::max(0, s_.static_slots_ - selected_);
-    return;
-  }
+  if (s_.senior_->pending() > 1) prompt(*s_.senior_);
   for (const Sequence* sequence : s_.running_) {
-    if (sequence->pending() > 1) prompt(*sequence);
+    if (selected_ == limit_) break;
+    if (sequence != s_.senior_ && sequence->pending() > 1) prompt(*sequence);
   }
+  if (!plan_.chunks.empty()) return;
+  decodes();
+  plan_.padding = std::max(0, s_.static_slots_ - selected_);
 }
 
 void Scheduler::plan(StepPlan* plan) const {

@@ -178,10 +178,13 @@ bool Simulation::emit(int32_t index) {
 }
 
 void Simulation::step() {
-  do {
+  // Victims are preempted at the first try; a third one would mean that the plan can't be had at all.
+  StepOutcome outcome = StepOutcome::kRetry;
+  for (int tries = 0; tries < 3 && outcome == StepOutcome::kRetry; ++tries) {
     scheduler_.plan(&plan_);
-  } while (scheduler_.reserve(plan_, &copies_) == StepOutcome::kRetry);
-  require(!plan_.chunks.empty(), EDGEC_INTERNAL, "the scheduler has work and plans none");
+    outcome = scheduler_.reserve(plan_, &copies_);
+  }
+  require(outcome == StepOutcome::kCommitted, EDGEC_INTERNAL, "the scheduler has work and gets no step done");
   const int64_t dead =
       scheduler_.config().static_batching ? plan_.slots - static_cast<int64_t>(plan_.chunks.size()) : 0;
   const double seconds = cost_.seconds(int64_t{plan_.rows} + plan_.padding,
