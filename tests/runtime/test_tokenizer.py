@@ -25,7 +25,7 @@ from edgec.runtime.tokenizer import Tokenizer
 from edgec.store import default_root
 from tests.conftest import REPOSITORY
 from tests.runtime.text_core import Detokenizer
-from tests.runtime.tokenizer_files import ADDED, SPECIAL, STYLES, TEXT, byte_characters, train, write
+from tests.runtime.tokenizer_files import ADDED, ADDED_TEXT, SPECIAL, STYLES, TEXT, byte_characters, train, write
 
 PIECES = [
     *(t.content for t in [*SPECIAL, *ADDED]),
@@ -100,6 +100,38 @@ def test_random_text_is_equal(style: str, text: str) -> None:
 @given(text=TEXTS)
 def test_random_text_with_added_tokens_of_every_kind_is_equal(style: str, text: str) -> None:
     assert_equal(*pair(style, added=True), text)
+
+
+@pytest.mark.parametrize("style", STYLES)
+def test_added_tokens_take_the_space_beside_them_equally(style: str) -> None:
+    assert_equal(*pair(style, added=True), ADDED_TEXT)
+
+
+@pytest.mark.parametrize("style", STYLES)
+def test_contractions_are_equal(style: str, tmp_path: Path) -> None:
+    """The letter after a contraction merges with the letter before it, if they are in one word: tokens show the cut."""
+    trained = train(style, vocabulary=0)
+    vocabulary = json.loads(trained.to_str())["model"]["vocab"]
+    ends = [*"stmdelSTMDEL", byte_characters()[0xBF]]  # 0xBF ends ſ
+    merges = [[end, "x"] for end in ends]
+    vocabulary |= {"".join(m): len(vocabulary) + i for i, m in enumerate(merges)}
+    path = write(trained, tmp_path / "t.json", vocab=vocabulary, merges=merges)
+    for letters in ("s", "t", "m", "d", "re", "ve", "ll", "S", "rE", "Ll", "ſ", "r", "l", "lſ", "e"):
+        assert_equal(Reference.from_file(str(path)), Tokenizer(path), f"a'{letters}x '{letters}x ''{letters}x")
+
+
+def test_ties_in_long_words_merge_from_the_left() -> None:
+    """Longer than what the short-word merge takes, and an odd number of equal letters."""
+    reference, tokenizer = pair("gpt2")
+    for letter in "aeo=-":
+        for size in (33, 65, 101, 255):
+            assert_equal(reference, tokenizer, letter * size)
+    trained = train("gpt2", vocabulary=0)
+    vocabulary = json.loads(trained.to_str())["model"]["vocab"]
+    vocabulary |= {"aa": len(vocabulary), "aaa": len(vocabulary) + 1}
+    path = write(trained, Path(mkdtemp()) / "t.json", vocab=vocabulary, merges=[["a", "a"], ["aa", "a"]])
+    for size in range(30, 80):
+        assert_equal(Reference.from_file(str(path)), Tokenizer(path), "a" * size)
 
 
 @settings(max_examples=150, deadline=None)

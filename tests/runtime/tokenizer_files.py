@@ -28,6 +28,11 @@ def merge(left: int, right: int) -> int:\n\treturn left << 16 | right  # 0xFF\n\
 'S 'T 'RE 'ſ ''s x's   trailing   \t \t\t  \n \n\n  end  <|im_start|>user\nhi<|im_end|>  ﷽ ﬁ ǅ ʰ ꙮ ʼn
 """
 
+ADDED_TEXT = (
+    "a  <l>  b\t<l><r>  \n c <both>\u3000<both> d wordy word word. sword x한글 한글 <n>  x<n>x <n> y é!é "
+    "\n\n  \n\n   e    <|im_end|>  <r>\n\n<l>"
+)
+
 
 def split(regex: str) -> list[Any]:
     return [
