@@ -266,7 +266,7 @@ def _check(library: ctypes.CDLL, status: int) -> None:
 
 
 def prefix_key(parts: Sequence[tuple[str, bytes]], library: ctypes.CDLL | None = None) -> bytes:
-    """What besides its tokens a prefix is found by, for `Scheduler.add` and `Pool`: (tag, value) pairs, unambiguously."""
+    """What besides its tokens a prefix is found by, for `Scheduler.add` and `Pool`: (tag, value) pairs."""
     core, key = scheduling_library(library), b""
     for tag, value in parts:
         out = ctypes.create_string_buffer(len(key) + 16 + len(tag.encode()) + len(value))
