@@ -167,6 +167,12 @@ def test_no_two_draws_share_a_number() -> None:
     assert abs(np.mean(list(drawn)) - 0.5) < 0.01
 
 
+@pytest.mark.parametrize("top_k", [0, 5])  # with and without the list of candidates
+def test_min_p_is_a_share_of_the_likeliest(top_k: int) -> None:
+    logits = np.array([0.0, math.log(0.5) + 1e-4, math.log(0.5) - 1e-4, -1.0, -3.0, -4.0])
+    assert list(Row(logits).probabilities(Sampling(temperature=1.0, min_p=0.5, top_k=top_k))) == [0, 1]
+
+
 def test_greedy_is_the_lowest_of_equal_tokens() -> None:
     assert Row(np.array([1.0, 5.0, 5.0, 2.0])).sample(Sampling()).token == 1
 
