@@ -272,6 +272,23 @@ def test_equal_prompts_share_blocks_as_soon_as_both_are_computed() -> None:
     engine.check_answers()
 
 
+def test_a_prefix_that_the_plan_counts_on_is_not_evicted_by_the_same_step() -> None:
+    engine = FakeEngine(**SMALL | {"blocks": 10, "step_tokens": 32})
+    engine.add(1, range(9), answer=1)  # leaves two cached blocks, the oldest
+    engine.run()
+    engine.add(2, range(100, 117), answer=1)  # four newer ones
+    engine.run()
+    engine.add(4, range(200, 215), answer=4, max_new_tokens=4)
+    engine.step()
+    engine.step()
+    assert (engine.scheduler.pool.free, engine.scheduler.pool.cached) == (0, 6)
+    engine.add(3, range(9), answer=1, max_new_tokens=1)
+    plan = engine.step()  # 4 takes a block, and 3 starts on the oldest
+    assert plan is not None and [(c.sequence, c.start) for c in plan.chunks] == [(4, 16), (3, 8)]
+    engine.run()
+    engine.check_answers()
+
+
 def test_prompts_whose_logits_are_wanted_are_computed_whole() -> None:
     engine = FakeEngine(**SMALL | {"step_tokens": 32})
     engine.add(1, range(9))

@@ -53,11 +53,11 @@ class FakeEngine {
 
   // One whole step; sequences end after `answer[id]` tokens (10 when it names none).
   StepOutcome step(double seconds = 0.001) {
-    StepOutcome outcome;
-    do {
+    StepOutcome outcome = StepOutcome::kRetry;
+    for (int tries = 0; tries < 3 && outcome == StepOutcome::kRetry; ++tries) {
       plan = scheduler.plan();
       outcome = scheduler.reserve(plan, &copies);
-    } while (outcome == StepOutcome::kRetry);
+    }
     if (outcome != StepOutcome::kCommitted) return outcome;
     forward(plan, copies);
     commit(seconds);
