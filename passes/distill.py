@@ -128,15 +128,16 @@ def distillation_loss(
     teacher: nn.Module, task: Task, *, temperature: float, alpha: float, hidden: HiddenPairs | None = None
 ) -> Loss:
     """The loss in the module's text, as `training.train` takes it."""
-    import torch
     from torch.nn import functional
 
-    from .training import forward
+    from .teacher import Answers
+
+    # Hidden states are seen by hooks while the teacher computes, so with them it has to, every time.
+    answers = Answers(teacher, remember=hidden is None or not hidden.pairs)
 
     def loss(inputs: Any, outputs: Any, labels: Any) -> torch.Tensor:
         assert_frozen(teacher)
-        with torch.no_grad():
-            wanted = _logits(forward(teacher, inputs))  # (…, classes)
+        wanted = answers(inputs)  # (…, classes)
         got = _logits(outputs)  # (…, classes)
         if got.shape != wanted.shape:
             raise ConversionError(

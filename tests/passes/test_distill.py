@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from edgec.passes.distill import (
     distillation_loss,
     frozen,
 )
+from edgec.passes.teacher import Answers
 from torch import nn
 from torch.nn import functional
 
@@ -119,6 +121,92 @@ def test_other_classes_than_the_teachers_are_refused(tmp_path: Path) -> None:
     changed = options(student=StudentOptions(factory="other.py:student"))
     with pytest.raises(ConversionError, match="where the teacher gives"):
         distill(Model(tiny_cnn(1), ShardedTask(), {}), changed, context(tmp_path))
+
+
+class Counting(nn.Module):
+    """A teacher that counts the inputs it is shown."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = tiny_cnn(1)
+        self.seen = 0
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        self.seen += len(images)
+        return self.inner(images)
+
+
+def test_the_teacher_is_asked_once_for_an_input_and_its_answers_are_its_own() -> None:
+    teacher = Counting().eval()
+    answers = Answers(teacher)
+    images = torch.randn(48, 3, 16, 16)
+    with torch.no_grad():
+        wanted = teacher.inner(images)
+    answers(images[:32])
+    teacher.seen = 0
+    assert torch.allclose(answers(images[8:40]), wanted[8:40], atol=1e-6)
+    assert teacher.seen == 16, "eight are new, in a batch of a round size"
+    order = torch.randperm(32)
+    assert torch.allclose(answers(images[order]), wanted[order], atol=1e-6)
+    assert teacher.seen == 16, "nothing is new"
+    mirrored = images[:32].flip(-1)
+    with torch.no_grad():
+        assert torch.allclose(answers(mirrored), teacher.inner(mirrored), atol=1e-6)
+    assert teacher.seen == 48, "a mirrored image is another one"
+
+
+def test_answers_that_memory_has_no_room_for_are_asked_for_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("edgec.passes.teacher.LARGEST_TOTAL", 0)  # the first 1024 rows are all there will be
+    teacher = Counting().eval()
+    answers = Answers(teacher)
+    images = torch.randn(1040, 3, 16, 16)
+    answers(images)
+    teacher.seen = 0
+    with torch.no_grad():
+        assert torch.allclose(answers(images), teacher.inner(images), atol=1e-6)
+    assert teacher.seen == 16
+
+
+@pytest.mark.parametrize("answer", [lambda x: x.flatten(1).sum(0), lambda x: x.repeat(1, 1, 8, 8).flatten(1)])
+def test_a_teacher_without_an_answer_for_every_input_is_asked_each_time(answer: Any) -> None:
+    class Odd(nn.Module):
+        def forward(self, images: torch.Tensor) -> torch.Tensor:
+            return answer(images)
+
+    answers = Answers(Odd().eval())
+    images = torch.randn(4, 3, 16, 16)
+    for _ in range(2):
+        assert torch.equal(answers(images), answer(images))
+    assert not answers.known
+
+
+class Shuffled(ShardedTask):
+    """The same images in each epoch in another order, some of them mirrored."""
+
+    def training(self, epoch: int, *, rank: int = 0, world: int = 1) -> Iterator[tuple[Any, Any]]:
+        batches = list(super().training(0))
+        images, labels = torch.cat([b[0] for b in batches]), torch.cat([b[1] for b in batches])
+        random = torch.Generator().manual_seed(epoch)
+        images = torch.where(torch.rand(128, 1, 1, 1, generator=random) < 0.5, images.flip(-1), images)
+        for index in torch.randperm(128, generator=random).split(32):
+            yield images[index], labels[index]
+
+    def training_batches(self, *, world: int = 1) -> int:
+        return 4
+
+
+def test_remembering_the_teacher_changes_no_weight(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "student.py").write_text(STUDENT)
+    digests, seen = [], []
+    for largest in (8192, 0):
+        monkeypatch.setattr("edgec.passes.teacher.LARGEST_ROW", largest)
+        teacher = Counting()
+        stage = context(tmp_path / str(largest))
+        stage.recipe_dir = tmp_path
+        digests.append(digest(distill(Model(teacher, Shuffled(), {}), options(epochs=4), stage).module))
+        seen.append(teacher.seen)
+    assert digests[0] == digests[1]
+    assert seen[0] < 0.8 * seen[1]
 
 
 @pytest.mark.slow
