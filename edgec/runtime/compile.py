@@ -149,7 +149,7 @@ def build_library(
     if target.system == "macos":
         link += ["-Wl,-dead_strip"]
     else:
-        link += ["-Wl,--gc-sections", "-Wl,--exclude-libs,ALL", "-Wl,-z,relro,-z,now"]
+        link += ["-Wl,--gc-sections", f"-Wl,--version-script={NATIVE / 'src/exports.map'}", "-Wl,-z,relro,-z,now"]
         if not sanitize and not debug:
             link += ["-s", "-static-libgcc", "-static-libstdc++"]
     _compile_and_link(command, sources(), flags, link, library, target)

@@ -38,6 +38,21 @@ EDGEC_INLINE Vec8 load_part8(const float* p, size_t count, float fill) {
   return v;
 }
 
+// The greater of each pair of lanes; `b` where one is no number. In halves for the reason that exp8 gives.
+EDGEC_INLINE Vec8 max8(Vec8 a, Vec8 b) {
+#if defined(__AVX2__)
+  return a > b ? a : b;
+#else
+  Vec4 x[2], y[2];
+  std::memcpy(x, &a, sizeof(a));
+  std::memcpy(y, &b, sizeof(b));
+  x[0] = x[0] > y[0] ? x[0] : y[0];
+  x[1] = x[1] > y[1] ? x[1] : y[1];
+  std::memcpy(&a, x, sizeof(a));
+  return a;
+#endif
+}
+
 // The one order in which lanes are added.
 EDGEC_INLINE float add_lanes(Vec8 v) {
   const float a = v[0] + v[4], b = v[1] + v[5], c = v[2] + v[6], d = v[3] + v[7];
