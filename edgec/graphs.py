@@ -68,6 +68,17 @@ def capture_batch(module: torch.nn.Module, example: tuple[torch.Tensor, ...], si
     return capture(module, example, signature)
 
 
+def free_batch(module: torch.fx.GraphModule) -> bool:
+    """Whether a captured graph takes any batch size (axis 0 of all inputs), as `capture_batch` makes them."""
+    import torch
+
+    inputs = [n.meta.get("val") for n in module.graph.nodes if n.op == "placeholder"]
+    sizes = [t.shape[0] if isinstance(t, torch.Tensor) and t.dim() else None for t in inputs]
+    if not sizes or not all(isinstance(s, torch.SymInt) for s in sizes):
+        return False
+    return all(s.node.shape_env.bound_sympy(s.node.expr).upper > 2**30 for s in sizes)  # type: ignore[union-attr]
+
+
 def settle(module: torch.fx.GraphModule) -> torch.fx.GraphModule:
     """Make `train` and `eval` of a captured graph harmless: it is in evaluation mode for good, and would raise."""
 

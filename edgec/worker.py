@@ -42,7 +42,7 @@ _QUIET = {
 }
 
 # Passes allocate the same activations in every step. By default glibc gives much of that memory back to the system and
-# takes it again, a page fault for every 4 KiB: with this a training step takes a tenth less time, and gives the same bits.
+# takes it again, a page fault for every 4 KiB: with this a training step takes a tenth less time, for the same bits.
 _KEEP_MEMORY = {
     "MALLOC_MMAP_THRESHOLD_": str(32 * 2**20),
     "MALLOC_TRIM_THRESHOLD_": str(2**30),

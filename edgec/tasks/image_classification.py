@@ -202,10 +202,14 @@ class ImageClassificationTask(Task):
 
 
 def _takes_any_batch(runner: Runner) -> bool:
-    """A plain torch module does; captured graphs and artefacts are made for their signature's batch."""
+    """A plain torch module does, and a graph captured so; others and artefacts are made for their signature's batch."""
     from torch.fx import GraphModule
 
-    return isinstance(runner, TorchRunner) and not any(isinstance(m, GraphModule) for m in runner.modules.values())
+    from edgec.graphs import free_batch
+
+    if not isinstance(runner, TorchRunner):
+        return False
+    return all(free_batch(m) for m in runner.modules.values() if isinstance(m, GraphModule))
 
 
 def _augment(pixels: np.ndarray, options: AugmentOptions, random: np.random.Generator) -> np.ndarray:

@@ -15,6 +15,7 @@ from torch import nn
 
 from edgec.errors import EdgecError, Reason, RecipeError, SourceError
 from edgec.golden import TorchRunner
+from edgec.graphs import capture, capture_batch
 from edgec.tasks.base import TaskContext
 from edgec.tasks.image_classification import ImageClassificationOptions, ImageClassificationTask
 from edgec.tasks.images import Preprocessing, read_idx
@@ -247,3 +248,24 @@ def test_training_needs_labels() -> None:
                 "train": {"images": [{"from": "a"}]},
             }
         )
+
+
+def test_a_graph_that_takes_any_batch_is_evaluated_in_batches(tmp_path: Path) -> None:
+    digits(tmp_path)
+    used = task(tmp_path)
+    torch.manual_seed(0)
+    module = nn.Sequential(nn.Flatten(), nn.Linear(64, 4)).eval()
+    (signature,) = used.signatures(module)
+    example = used.example(signature)
+    graphs = {
+        "free": capture_batch(module, example, signature).module(check_guards=False),
+        "fixed": capture(module, example, signature).module(check_guards=False),
+    }
+    results, calls = {}, {}
+    for name, graph in graphs.items():
+        runner = TorchRunner({"main": graph}, (signature,))
+        sizes: list[int] = []
+        graph.register_forward_pre_hook(lambda _, inputs, sizes=sizes: sizes.append(len(inputs[0])))
+        results[name], calls[name] = used.evaluate(runner, None), sizes
+    assert calls == {"free": [40], "fixed": [1] * 40}
+    assert results["free"] == results["fixed"]
