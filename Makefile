@@ -1,6 +1,6 @@
 # The two commands of the README are `make demo` and `make test`; each sets up all it needs, and both can be run again.
 BIN := .venv/bin
-CXX_FILES := $(shell git ls-files '*.cpp' '*.h')
+CXX_FILES := $(shell git ls-files '*.c' '*.cpp' '*.h')
 
 .PHONY: setup demo demo-llm demo-vision test test-fast test-gpu lint format docs lock benchmark clean
 

@@ -1,5 +1,6 @@
-// A stand-in for the runtime's core: the functions of edgec.h over a "model" that repeats its prompt, so that the host's
-// side is tested in milliseconds and without weights. Tokens are bytes; 256 is <|im_start|>, 257 <|im_end|> (the end).
+// A stand-in for the runtime's core: the functions of edgec.h over a "model" that repeats its prompt, so that the
+// host's side is tested in milliseconds and without weights. Tokens are bytes; 256 is <|im_start|>, 257 <|im_end|> (the
+// end).
 //
 // What it does on purpose: a prompt that begins with two bytes 1 makes its request fail, with two bytes 2 makes `step`
 // return an error; a memory budget of one byte is refused; a step lasts $FAKE_STEP_US microseconds.

@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from edgec.runtime.compile import LINUX_AARCH64, build_library, build_tests, compiler, host
+from edgec.runtime.compile import LINUX_AARCH64, NATIVE, build_library, build_tests, compiler, host
+from tests.tiny_bundle import write_tiny_bundle
 
 pytestmark = pytest.mark.slow
 
@@ -53,6 +54,20 @@ def test_core_passes_its_tests_on_aarch64(tmp_path: Path) -> None:
     wanted = ["one_answer", "kernels", "math", "rope", "engine_s", "sampler", "tokenizer"]
     run([str(QEMU), "-cpu", "max", str(program), *wanted])  # NEON, dotprod and i8mm
     run([str(QEMU), "-cpu", "cortex-a53", str(program), "one_answer_on_every", "kernels"])  # NEON alone
+
+
+def test_the_example_in_c_answers(tmp_path: Path) -> None:
+    native = write_tiny_bundle(tmp_path / "bundle") / "bundle/native"
+    library = build_library(tmp_path, debug=True)
+    program = tmp_path / "chat"
+    source = NATIVE / "examples/chat.c"
+    flags = ["-std=c11", "-Wall", "-Wextra", "-Werror", f"-I{NATIVE / 'include'}"]
+    run(["gcc", *flags, str(source), str(library), f"-Wl,-rpath,{tmp_path}", "-o", str(program)])
+    said = subprocess.run([program, native, "hello"], capture_output=True, check=True).stdout
+    assert len(said) > 1
+    refused = subprocess.run([program, tmp_path / "absent", "hello"], capture_output=True, text=True, check=False)
+    assert refused.returncode == 1
+    assert "absent" in refused.stderr
 
 
 @pytest.mark.parametrize("target", [host(), LINUX_AARCH64], ids=lambda p: p.name)

@@ -1,8 +1,8 @@
-"""Writes src/unicode_tables.inc: which code points `tokenizers` takes for letters, numbers, white space and word characters.
+"""Writes src/unicode_tables.inc: which code points `tokenizers` takes for letters, numbers, white space and words.
 
-`python scripts/unicode_tables.py` writes the file, `--check` only compares. The library itself is asked about every code
-point, because the tables of its regex engine and of its language are of different Unicode versions, and ours must be
-theirs.
+`python scripts/unicode_tables.py` writes the file, `--check` only compares. The library itself is asked about every
+code point, because the tables of its regex engine and of its language are of different Unicode versions, and ours must
+be theirs.
 """
 
 from __future__ import annotations
