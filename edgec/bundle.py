@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from edgec import __version__
+from edgec.errors import StoreError
 from edgec.model import Artifact
 from edgec.store import Entry, digest_tree, store_error
 
@@ -51,10 +52,11 @@ def assemble(
     """
     final, new = out / "bundle", out / f".bundle-{os.getpid()}"
     try:
-        shutil.rmtree(new, ignore_errors=True)
+        if digest := _unchanged(final, recipe, targets, source, papers):
+            return final, digest
+        _clear_killed(out)
         new.mkdir(parents=True)
-        _fill(new, recipe, targets, source, papers)
-        digest, _ = digest_tree(new)
+        digest = _fill(new, recipe, targets, source, papers)
         if final.is_dir() and digest_tree(final)[0] == digest:
             shutil.rmtree(new)
             return final, digest
@@ -64,9 +66,21 @@ def assemble(
         new.rename(final)
         shutil.rmtree(old, ignore_errors=True)
     except OSError as error:
-        shutil.rmtree(new, ignore_errors=True)
         raise store_error(error, "writing the bundle") from error
+    finally:  # also when it is interrupted
+        shutil.rmtree(new, ignore_errors=True)
     return final, digest
+
+
+def _clear_killed(out: Path) -> None:
+    """Remove what builds that were killed have left half-written."""
+    for path in out.glob(".bundle-*"):
+        try:
+            os.kill(int(path.name.rpartition("-")[2]), 0)
+        except ProcessLookupError:
+            shutil.rmtree(path, ignore_errors=True)
+        except (ValueError, PermissionError):  # not ours to judge
+            continue
 
 
 def _fill(
@@ -75,26 +89,101 @@ def _fill(
     targets: dict[str, Entry],
     source: Entry | None,
     papers: Callable[[dict[str, str]], dict[str, str]],
-) -> None:
+) -> str:
+    """Copy and write everything; gives the folder's digest. Raises StoreError when a result isn't what it was."""
     for name, entry in targets.items():
         shutil.copytree(entry.out, folder / name)
-    if source is not None:
-        for path in sorted(source.out.iterdir()):
-            if path.is_file() and path.name not in MODEL_FILES:
-                shutil.copyfile(path, folder / path.name)
-    (folder / "recipe.json").write_text(json.dumps(recipe, indent=1, sort_keys=True) + "\n")
+    for path in _extra_files(source):
+        shutil.copyfile(path, folder / path.name)
     _, files = digest_tree(folder)
-    for name, text in papers(files).items():
+    for name, entry in targets.items():
+        if _digest(folder, files, below=name) != entry.result["digest"]:
+            raise StoreError(
+                f"the store's result of `{name}` was changed after it was made: {entry.out}",
+                hint="build with --force to make it again",
+            )
+    texts = _texts(recipe, targets, files, papers)
+    for name, text in texts.items():
         (folder / name).write_text(text, encoding="utf-8")
-        files[name] = hashlib.sha256(text.encode()).hexdigest()
+        files[name] = _sha256(text)
+    return _digest(folder, files)
+
+
+def _unchanged(
+    folder: Path,
+    recipe: dict[str, Any],
+    targets: dict[str, Entry],
+    source: Entry | None,
+    papers: Callable[[dict[str, str]], dict[str, str]],
+) -> str | None:
+    """The digest of a finished bundle that holds just this, found without reading its artefacts; otherwise None.
+
+    Its own list of digests, with the sizes of the files as they are, has to give the digests of the stages; a file
+    that is younger than that list was changed by somebody else.
+    """
+    try:
+        manifest = folder / "bundle.json"
+        listed: dict[str, str] = json.loads(manifest.read_text(encoding="utf-8"))["files"]
+        artefacts = {n: d for n, d in listed.items() if n.partition("/")[0] in targets and "/" in n}
+        if any(_digest(folder, artefacts, below=name) != entry.result["digest"] for name, entry in targets.items()):
+            return None
+        extra = {p.name: p.read_bytes() for p in _extra_files(source)}
+        files = artefacts | {name: hashlib.sha256(content).hexdigest() for name, content in extra.items()}
+        texts = _texts(recipe, targets, files, papers)
+        small = extra | {name: text.encode() for name, text in texts.items()}
+        if any((folder / name).read_bytes() != content for name, content in small.items()):
+            return None
+        files |= {name: _sha256(text) for name, text in texts.items()}
+        there = [p for p in folder.rglob("*") if p.is_file()]
+        if {p.relative_to(folder).as_posix() for p in there} != set(files):
+            return None
+        finished = manifest.stat().st_mtime_ns
+        if any(p.stat().st_mtime_ns > finished for p in there):
+            return None
+        return _digest(folder, files)
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):  # no bundle, or a damaged one
+        return None
+
+
+def _extra_files(source: Entry | None) -> list[Path]:
+    """Files of the source stage that belong to the model, and go along: its tokenizer."""
+    if source is None:
+        return []
+    return [p for p in sorted(source.out.iterdir()) if p.is_file() and p.name not in MODEL_FILES]
+
+
+def _texts(
+    recipe: dict[str, Any],
+    targets: dict[str, Entry],
+    files: dict[str, str],
+    papers: Callable[[dict[str, str]], dict[str, str]],
+) -> dict[str, str]:
+    """What is written rather than copied, by name: the recipe, the papers and, last, bundle.json."""
+    texts = {"recipe.json": json.dumps(recipe, indent=1, sort_keys=True) + "\n"}
+    copied = files | {"recipe.json": _sha256(texts["recipe.json"])}
+    texts |= papers(copied)
     manifest = {
         "format": FORMAT,
         "name": recipe["name"],
         "edgec": __version__,
-        "targets": {name: describe(Artifact.open(folder / name)) for name in targets},
-        "files": files,
+        "targets": {name: describe(Artifact.open(entry.out)) for name, entry in targets.items()},
+        "files": files | {name: _sha256(text) for name, text in texts.items()},
     }
-    (folder / "bundle.json").write_text(json.dumps(manifest, indent=1, sort_keys=True) + "\n")
+    return texts | {"bundle.json": json.dumps(manifest, indent=1, sort_keys=True) + "\n"}
+
+
+def _digest(folder: Path, files: dict[str, str], *, below: str = "") -> str:
+    """`digest_tree` of a folder (or of one below it) whose files' digests are known: only their sizes are looked up."""
+    prefix = f"{below}/" if below else ""
+    own = {Path(name): digest for name, digest in files.items() if name.startswith(prefix)}
+    lines = [
+        f"{path.as_posix().removeprefix(prefix)} {(folder / path).stat().st_size} {own[path]}" for path in sorted(own)
+    ]
+    return _sha256("\n".join(lines))
+
+
+def _sha256(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()
 
 
 def describe(artifact: Artifact) -> dict[str, Any]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -162,18 +163,37 @@ def data_digest(recipe: Recipe, store: Store) -> str:
 
 
 def local_digest(folder: Path, reference: str) -> str:
-    """Content digest of a local file or folder; empty for a package, whose version and hash say what it is."""
+    """Content digest of a local file or folder; empty for a package, whose version and hash say what it is.
+
+    One process reads a file once, as long as its size and times stay what they were.
+    """
     path = folder / reference
     if not path.exists() and ".py:" in reference:  # a factory: path.py:function
         path = folder / reference.rpartition(":")[0]
     if path.is_file():
-        with path.open("rb") as file:
-            return hashlib.file_digest(file, "sha256").hexdigest()
+        return _file_digest(path, _stamp(path))
     if path.is_dir():
-        return digest_tree(path)[0]
+        return _tree_digest(path, tuple(_stamp(p) for p in sorted(path.rglob("*")) if p.is_file()))
     if any(c in reference for c in "*?[") and ":" not in reference:
         return digest_json([[str(p), local_digest(folder, str(p))] for p in sorted(folder.glob(reference))])
     return ""
+
+
+def _stamp(path: Path) -> tuple[str, int, int, int, int]:
+    """Another one after any write that the file system can tell."""
+    stat = path.stat()
+    return str(path), stat.st_ino, stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns
+
+
+@cache
+def _file_digest(path: Path, _stamp: object) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+@cache
+def _tree_digest(path: Path, _stamps: object) -> str:
+    return digest_tree(path)[0]
 
 
 def make_plan(recipe: Recipe, store: Store, *, until: str | None = None, force: bool = False) -> Plan:
