@@ -1,4 +1,4 @@
-"""The same recipe gives the same bytes, converters included: twice in one process, and in another with its own store."""
+"""The same recipe gives the same bytes, converters included: twice in a process, and in another with its own store."""
 
 from __future__ import annotations
 
