@@ -17,6 +17,7 @@ import sys
 import time
 import traceback
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -82,6 +83,7 @@ def run_stage(request: Request, folder: Path, on_event: Callable[[Event], None])
             stderr=log,
             pass_fds=(write,),
             env=environment,
+            process_group=0,  # a group of its own, so that a compiler or pip that it has started ends with it
         )
     os.close(write)
     try:
@@ -90,8 +92,7 @@ def run_stage(request: Request, folder: Path, on_event: Callable[[Event], None])
                 on_event(json.loads(line))
         status = child.wait()
     except BaseException:  # Ctrl-C, or a bug in the caller: the child must not outlive the build
-        child.kill()
-        child.wait()
+        _kill_group(child)
         raise
     answer_path = folder / "answer.json"
     if not answer_path.is_file():
@@ -103,6 +104,12 @@ def run_stage(request: Request, folder: Path, on_event: Callable[[Event], None])
             error.add_note(answer["traceback"])
         raise error
     return answer | {"seconds": time.monotonic() - start}
+
+
+def _kill_group(child: subprocess.Popen[bytes]) -> None:
+    with suppress(ProcessLookupError):
+        os.killpg(child.pid, signal.SIGKILL)
+    child.wait()
 
 
 def _death(request: Request, status: int, log_path: Path) -> EdgecError:

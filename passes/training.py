@@ -118,6 +118,8 @@ def train(
         checkpoint = Checkpoint(context.work / f"{name}.training.pt", digest, world.rank, world.size)
         start, losses = checkpoint.load(objective, update)
         total = epochs * per_epoch
+        if start:
+            context.note(f"{name}: goes on at step {start} of {total}, where an earlier build was stopped")
         clock = _Clock(context, name, start, total)
         step = start
         for epoch in range(epochs):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
 import sys
 import time
 from typing import Literal
@@ -18,8 +19,9 @@ from edgec.registry import Options, register_pass
 class MisbehaveOptions(Options):
     """Which way."""
 
-    how: Literal["raise", "kill", "exit", "hang", "disk-full", "memory", "forget"] = Field(
-        "raise", description="the way to fail; forget: every weight is drawn anew, and all looks well"
+    how: Literal["raise", "kill", "exit", "hang", "hang-once", "disk-full", "memory", "forget"] = Field(
+        "raise",
+        description="the way to fail; hang-once: in a program of its own; forget: new weights, and all looks well",
     )
 
 
@@ -33,6 +35,13 @@ def misbehave(model: Model, options: MisbehaveOptions, context: Context) -> Mode
     if options.how == "hang":
         (context.work / "started").write_text(str(os.getpid()))
         time.sleep(600)
+    if options.how == "hang-once":
+        started = context.work / "started"
+        if not started.exists():
+            tool = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
+            started.write_text(str(tool.pid))
+            tool.wait()
+        return model
     if options.how == "disk-full":
         raise OSError(28, "No space left on device", str(context.work / "checkpoint"))
     if options.how == "memory":
