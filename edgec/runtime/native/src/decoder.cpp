@@ -64,7 +64,7 @@ struct Decoder::Buffers {
     quantized = {};
     quantized.values = at.take<int8_t>(most * s.widest);
     quantized.scales = at.take<float>(most * (s.widest / kGroup));
-    quantized.sums = at.take<int32_t>(most * (s.widest / kGroup));
+    quantized.offsets = at.take<int32_t>(most * (s.widest / kGroup));
   }
 };
 
@@ -124,12 +124,7 @@ void Decoder::each_row(int rows, const Body& body) {
 void Decoder::quantize(const float* x, size_t stride, int rows, int k) {
   quantized_.rows = rows;
   quantized_.k = padded(k);
-  const int groups = quantized_.k / kGroup;
-  each_row(rows, [&](int r) {
-    kernels_.quantize(x + r * stride, k, quantized_.k, quantized_.values + static_cast<size_t>(r) * quantized_.k,
-                      quantized_.scales + static_cast<size_t>(r) * groups,
-                      quantized_.sums + static_cast<size_t>(r) * groups);
-  });
+  each_row(rows, [&](int r) { kernels_.quantize(x + r * stride, k, quantized_, r); });
 }
 
 void Decoder::multiply(const Linear& linear, const float* x, size_t x_stride, int rows, float* y, size_t y_stride) {

@@ -32,20 +32,16 @@ bool same(const std::vector<float>& a, const std::vector<float>& b) {
 struct Quantized {
   std::vector<int8_t> values;
   std::vector<float> scales;
-  std::vector<int32_t> sums;
+  std::vector<int32_t> offsets;
   QuantizedRows rows;
 
   Quantized(const Kernels& kernels, const std::vector<float>& x, int count, int k) {
     const int padded = (k + kGroup - 1) / kGroup * kGroup;
     values.resize(static_cast<size_t>(count) * padded);
     scales.resize(static_cast<size_t>(count) * padded / kGroup);
-    sums.resize(scales.size());
-    for (int r = 0; r < count; ++r)
-      kernels.quantize(x.data() + static_cast<size_t>(r) * k, k, padded,
-                       values.data() + static_cast<size_t>(r) * padded,
-                       scales.data() + static_cast<size_t>(r) * padded / kGroup,
-                       sums.data() + static_cast<size_t>(r) * padded / kGroup);
-    rows = {values.data(), scales.data(), sums.data(), count, padded};
+    offsets.resize(scales.size());
+    rows = {values.data(), scales.data(), offsets.data(), count, padded};
+    for (int r = 0; r < count; ++r) kernels.quantize(x.data() + static_cast<size_t>(r) * k, k, rows, r);
   }
 };
 

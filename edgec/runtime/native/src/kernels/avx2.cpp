@@ -13,6 +13,8 @@
 namespace edgec {
 namespace {
 
+constexpr WeightLayout kLayout = {8, 4, 0};
+
 #include "float_kernels.inc"
 #include "tiles.inc"
 
@@ -52,8 +54,8 @@ void matmul(const QuantizedRows& x, const PackedMatrix& w, int begin, int end, f
 
 }  // namespace
 
-const Kernels kAvx2 = {"avx2", {8, 4, 0}, matmul, matmul_float, quantize, rms_norm,
-                       add,    silu_mul,  rotate, store_kv,     attend};
+const Kernels kAvx2 = {"avx2", kLayout,  matmul, matmul_float, quantize, rms_norm,
+                       add,    silu_mul, rotate, store_kv,     attend};
 
 }  // namespace edgec
 #endif

@@ -13,6 +13,8 @@
 namespace edgec {
 namespace {
 
+constexpr WeightLayout kLayout = {16, 4, 128};
+
 #include "float_kernels.inc"
 #include "tiles.inc"
 
@@ -23,7 +25,7 @@ struct Traits {
   using Weight = __m512i;
 
   EDGEC_INLINE Float zero() { return _mm512_setzero_ps(); }
-  EDGEC_INLINE Int start(int32_t sum) { return _mm512_set1_epi32(-128 * sum); }
+  EDGEC_INLINE Int start(int32_t offset) { return _mm512_set1_epi32(offset); }
   EDGEC_INLINE Weight load(const uint8_t* p) { return _mm512_loadu_si512(p); }
   EDGEC_INLINE Int dot(Int acc, Weight w, const int8_t* x) {
     int32_t four;
@@ -46,8 +48,8 @@ void matmul(const QuantizedRows& x, const PackedMatrix& w, int begin, int end, f
 
 }  // namespace
 
-const Kernels kAvx512Vnni = {"avx512vnni", {16, 4, 128}, matmul, matmul_float, quantize, rms_norm,
-                             add,          silu_mul,     rotate, store_kv,     attend};
+const Kernels kAvx512Vnni = {"avx512vnni", kLayout,  matmul, matmul_float, quantize, rms_norm,
+                             add,          silu_mul, rotate, store_kv,     attend};
 
 }  // namespace edgec
 #endif

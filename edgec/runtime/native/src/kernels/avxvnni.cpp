@@ -12,6 +12,8 @@
 namespace edgec {
 namespace {
 
+constexpr WeightLayout kLayout = {8, 4, 128};
+
 #include "float_kernels.inc"
 #include "tiles.inc"
 
@@ -22,7 +24,7 @@ struct Traits {
   using Weight = __m256i;
 
   EDGEC_INLINE Float zero() { return _mm256_setzero_ps(); }
-  EDGEC_INLINE Int start(int32_t sum) { return _mm256_set1_epi32(-128 * sum); }
+  EDGEC_INLINE Int start(int32_t offset) { return _mm256_set1_epi32(offset); }
   EDGEC_INLINE Weight load(const uint8_t* p) { return _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)); }
   EDGEC_INLINE Int dot(Int acc, Weight w, const int8_t* x) {
     int32_t four;
@@ -45,8 +47,8 @@ void matmul(const QuantizedRows& x, const PackedMatrix& w, int begin, int end, f
 
 }  // namespace
 
-const Kernels kAvxVnni = {"avxvnni", {8, 4, 128}, matmul, matmul_float, quantize, rms_norm,
-                          add,       silu_mul,    rotate, store_kv,     attend};
+const Kernels kAvxVnni = {"avxvnni", kLayout,  matmul, matmul_float, quantize, rms_norm,
+                          add,       silu_mul, rotate, store_kv,     attend};
 
 }  // namespace edgec
 #endif

@@ -12,6 +12,8 @@
 namespace edgec {
 namespace {
 
+constexpr WeightLayout kLayout = {8, 4, 0};
+
 #include "float_kernels.inc"
 #include "tiles.inc"
 
@@ -60,8 +62,8 @@ void matmul(const QuantizedRows& x, const PackedMatrix& w, int begin, int end, f
 
 }  // namespace
 
-const Kernels kDotprod = {"dotprod", {8, 4, 0}, matmul, matmul_float, quantize, rms_norm,
-                          add,       silu_mul,  rotate, store_kv,     attend};
+const Kernels kDotprod = {"dotprod", kLayout,  matmul, matmul_float, quantize, rms_norm,
+                          add,       silu_mul, rotate, store_kv,     attend};
 
 }  // namespace edgec
 #endif

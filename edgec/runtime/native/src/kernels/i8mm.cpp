@@ -13,6 +13,8 @@
 namespace edgec {
 namespace {
 
+constexpr WeightLayout kLayout = {8, 8, 0};
+
 #include "float_kernels.inc"
 
 constexpr int kBlock = 8;
@@ -39,14 +41,13 @@ EDGEC_INLINE void tile(const QuantizedRows& x, int first, int rows, const Packed
       for (int c = 0; c < 4; ++c) weight[c] = vld1q_s8(packed + 16 * c);
       packed += kBlock * 8;
       for (int p = 0; p < P; ++p) {
-        const int8x16_t xs = vcombine_s8(vld1_s8(x.values + static_cast<size_t>(row[2 * p]) * x.k + k),
-                                         vld1_s8(x.values + static_cast<size_t>(row[2 * p + 1]) * x.k + k));
+        const int8x16_t xs = vcombine_s8(vld1_s8(x.at(row[2 * p], k, 8)), vld1_s8(x.at(row[2 * p + 1], k, 8)));
         for (int c = 0; c < 4; ++c) acc[p][c] = vmmlaq_s32(acc[p][c], xs, weight[c]);
       }
     }
     for (int p = 0; p < P; ++p) {
-      const float32x4_t scale = vcombine_f32(vdup_n_f32(x.scales[row[2 * p] * groups + g]),
-                                             vdup_n_f32(x.scales[row[2 * p + 1] * groups + g]));
+      const float32x4_t scale = vcombine_f32(vdup_n_f32(x.scales[static_cast<size_t>(g) * x.rows + row[2 * p]]),
+                                             vdup_n_f32(x.scales[static_cast<size_t>(g) * x.rows + row[2 * p + 1]]));
       for (int c = 0; c < 4; ++c) out[p][c] = vaddq_f32(out[p][c], vmulq_f32(vcvtq_f32_s32(acc[p][c]), scale));
     }
   }
@@ -80,8 +81,8 @@ void matmul(const QuantizedRows& x, const PackedMatrix& w, int begin, int end, f
 
 }  // namespace
 
-const Kernels kI8mm = {"i8mm", {8, 8, 0}, matmul, matmul_float, quantize, rms_norm,
-                       add,    silu_mul,  rotate, store_kv,     attend};
+const Kernels kI8mm = {"i8mm", kLayout,  matmul, matmul_float, quantize, rms_norm,
+                       add,    silu_mul, rotate, store_kv,     attend};
 
 }  // namespace edgec
 #endif

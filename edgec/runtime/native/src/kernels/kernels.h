@@ -29,13 +29,20 @@ struct WeightLayout {
   }
 };
 
-// INT8 activations: values (rows, k), scales (rows, k / kGroup), sums over each group (rows, k / kGroup).
+// INT8 activations. Of `depth` consecutive k (the weights' depth) all rows lie side by side, so that a product walks
+// through one stream however many rows it takes:
+//   values (k / depth, rows, depth), scales and offsets (k / kGroup, rows)
+// An offset is −bias · Σ of the group's values, bias being the weights': where the sum of a product starts.
 struct QuantizedRows {
   int8_t* values;
   float* scales;
-  int32_t* sums;
+  int32_t* offsets;
   int rows;
   int k;  // padded
+
+  const int8_t* at(int row, int k_index, int depth) const {
+    return values + static_cast<size_t>(k_index / depth) * rows * depth + row * depth + k_index % depth;
+  }
 };
 
 // Packed INT8 weights. `data` holds ceil(n / block) · block channels.
@@ -106,8 +113,8 @@ struct Kernels {
   // The same for float weights, blocks of 8: x (rows, x_stride).
   void (*matmul_float)(const float* x, size_t x_stride, int rows, const FloatMatrix& w, int begin, int end, float* y,
                        size_t stride);
-  // x (count) → INT8 in groups, zero-padded to `padded`.
-  void (*quantize)(const float* x, int count, int padded, int8_t* values, float* scales, int32_t* sums);
+  // x (count) becomes row `row` of `to`, zero-padded.
+  void (*quantize)(const float* x, int count, const QuantizedRows& to, int row);
   // RMSNorm: out = x / rms(x) · weight.
   void (*rms_norm)(const float* x, const float* weight, float eps, int count, float* out);
   void (*add)(float* x, const float* y, int count);  // x += y

@@ -12,6 +12,8 @@
 namespace edgec {
 namespace {
 
+constexpr WeightLayout kLayout = {8, 4, 0};
+
 #include "float_kernels.inc"
 #include "tiles.inc"
 
@@ -68,8 +70,8 @@ void matmul(const QuantizedRows& x, const PackedMatrix& w, int begin, int end, f
 
 }  // namespace
 
-const Kernels kNeon = {"neon", {8, 4, 0}, matmul, matmul_float, quantize, rms_norm,
-                       add,    silu_mul,  rotate, store_kv,     attend};
+const Kernels kNeon = {"neon", kLayout,  matmul, matmul_float, quantize, rms_norm,
+                       add,    silu_mul, rotate, store_kv,     attend};
 
 }  // namespace edgec
 #endif
