@@ -6,6 +6,7 @@ shows every target that is broken. Whatever happens, the reports are written, an
 
 from __future__ import annotations
 
+import os
 import shutil
 import tempfile
 import time
@@ -32,7 +33,7 @@ from edgec.report.document import (
     complete,
 )
 from edgec.stages import Request
-from edgec.store import Entry, Store, store_error
+from edgec.store import OUTPUT_HINT, Entry, Store, store_error
 from edgec.tasks.base import TaskContext
 from edgec.worker import run_stage
 
@@ -107,10 +108,7 @@ def build(
         )
     plan = make_plan(recipe, store, until=until, force=force)
     _check_tools(plan)
-    try:
-        out.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise store_error(error, "making the output folder") from error
+    _check_output(out)
 
     document = _new_document(recipe, store)
     run = _Run(recipe, store, document, listener, force)
@@ -299,6 +297,17 @@ def _check_tools(plan: Plan) -> None:
             f"{tool.name} is not on this machine, and {tool.needed_for or 'a target of the recipe'} needs it{more}",
             hint=f"install it with: {tool.install}; or leave the target out with --target",
         )
+
+
+def _check_output(out: Path) -> None:
+    """Before minutes of work: can the bundle be left there?"""
+    probe = out / f".writable-{os.getpid()}"
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+        probe.touch()
+        probe.unlink()
+    except OSError as error:
+        raise store_error(error, "trying the output folder", hint=OUTPUT_HINT) from error
 
 
 def _new_document(recipe: Recipe, store: Store) -> BuildDocument:

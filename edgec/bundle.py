@@ -25,7 +25,7 @@ from typing import Any
 from edgec import __version__
 from edgec.errors import StoreError
 from edgec.model import Artifact
-from edgec.store import Entry, digest_tree, store_error
+from edgec.store import OUTPUT_HINT, Entry, digest_tree, store_error
 
 FORMAT = 1
 MODEL_FILES = ("model.json", "weights.safetensors", "reference.safetensors", "graph.pt2")
@@ -66,7 +66,7 @@ def assemble(
         new.rename(final)
         shutil.rmtree(old, ignore_errors=True)
     except OSError as error:
-        raise store_error(error, "writing the bundle") from error
+        raise store_error(error, "writing the bundle", hint=OUTPUT_HINT) from error
     finally:  # also when it is interrupted
         shutil.rmtree(new, ignore_errors=True)
     return final, digest

@@ -27,6 +27,9 @@ from typing import Any
 
 from edgec.errors import Reason, StoreError
 
+STORE_HINT = "set EDGEC_CACHE to a folder that can be written"
+OUTPUT_HINT = "choose another output folder with --out"
+
 
 def default_root() -> Path:
     """`$EDGEC_CACHE`, or the platform's cache folder."""
@@ -57,8 +60,8 @@ def digest_tree(folder: Path) -> tuple[str, dict[str, str]]:
     return hashlib.sha256("\n".join(lines).encode()).hexdigest(), files
 
 
-def store_error(error: OSError, doing: str) -> StoreError:
-    """Turn the operating system's refusal into words."""
+def store_error(error: OSError, doing: str, *, hint: str = STORE_HINT) -> StoreError:
+    """Turn the operating system's refusal into words. `hint` is for all but a full disk."""
     where = error.filename or ""
     if error.errno == errno.ENOSPC:
         return StoreError(
@@ -68,7 +71,7 @@ def store_error(error: OSError, doing: str) -> StoreError:
         )
     return StoreError(
         f"{error.strerror or error} while {doing} {where}".rstrip(),
-        hint="set EDGEC_CACHE to a folder that can be written",
+        hint=hint,
     )
 
 

@@ -30,5 +30,7 @@ def init(
         path.write_text(files("edgec.cli").joinpath("starter.yaml").read_text())
         factory.write_text(files("edgec.cli").joinpath("starter_model.py").read_text())
     except OSError as error:
-        raise store_error(error, "writing the starter recipe") from error
+        raise store_error(
+            error, "writing the starter recipe", hint="make that folder writable, or go to another one"
+        ) from error
     out.show(f"wrote {path} and {factory}; next: edgec plan {path}")

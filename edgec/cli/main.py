@@ -5,13 +5,14 @@ from __future__ import annotations
 import sys
 import traceback
 from importlib import import_module
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
+from typer.exceptions import TyperException
 
 from edgec import __version__
 from edgec.cli.out import out
-from edgec.errors import EdgecError, ExitCode, Reason
+from edgec.errors import EdgecError, ExitCode, Reason, UsageError
 
 app = typer.Typer(
     name="edgec",
@@ -60,18 +61,34 @@ def options(
 def main() -> None:
     """Run a command; every failure ends as one line on stderr and its exit code."""
     try:
-        app(standalone_mode=True)
+        code = app(standalone_mode=False)
+        if code == ExitCode.INTERRUPTED:  # what typer makes of Ctrl-C
+            print(f"edgec: {out.interrupted}", file=sys.stderr)
+        sys.exit(code)
     except EdgecError as error:
         _fail(error)
-    except SystemExit as leaving:
-        if leaving.code == ExitCode.INTERRUPTED:  # what typer makes of Ctrl-C
-            print(f"edgec: {out.interrupted}", file=sys.stderr)
-        raise
+    except TyperException as error:
+        out.json = "--json" in sys.argv[1:]  # the command that would have said so has not run
+        _fail(_usage(error))
     except Exception as error:  # noqa: BLE001 - whatever gets here is a bug, and exit code 1 says so
         bug = EdgecError(f"{type(error).__name__}: {error}", reason=Reason.BUG)
         bug.exit_code = ExitCode.BUG
         bug.hint = "this is a bug in edgec; --debug shows where. Please report it with the recipe."
         _fail(bug)
+
+
+def _usage(error: Any) -> UsageError:
+    """What typer says about the command line, in one line."""
+    from edgec.registry import suggest
+
+    context = getattr(error, "ctx", None)
+    command = context.command_path if context else "edgec"
+    if not sys.argv[1:]:  # the exception has shown the help when it was made
+        return UsageError("a command is needed", hint="`edgec build --help` explains one")
+    text = error.format_message().strip().rstrip(".")
+    if hasattr(error, "possibilities") and hasattr(error, "option_name"):
+        text = f"no such option `{error.option_name}`{suggest(error.option_name, error.possibilities or ())}"
+    return UsageError(" ".join(text.split()), hint=f"`{command} --help` says what there is")
 
 
 def _fail(error: EdgecError) -> None:

@@ -21,7 +21,7 @@ def write_reports(document: BuildDocument, out: Path) -> None:
     from edgec.report.html import render_html
     from edgec.report.junit import render_junit
     from edgec.report.markdown import render_markdown
-    from edgec.store import store_error
+    from edgec.store import OUTPUT_HINT, store_error
 
     texts = {
         "build.json": json.dumps(document.to_json(), indent=1, allow_nan=False) + "\n",
@@ -35,7 +35,7 @@ def write_reports(document: BuildDocument, out: Path) -> None:
             temporary.write_text(text, encoding="utf-8")
             temporary.replace(out / name)
     except OSError as error:
-        raise store_error(error, "writing the reports") from error
+        raise store_error(error, "writing the reports", hint=OUTPUT_HINT) from error
 
 
 def papers(document: BuildDocument, recipe: Recipe, files: dict[str, str]) -> dict[str, str]:
