@@ -165,7 +165,10 @@ def build_tests(
     """
     target = target or host()
     tests = NATIVE / "tests"
-    files = [tests / main] if main else [p for p in sorted(tests.glob("*.cpp")) if not p.name.startswith("fuzz")]
+    if main:
+        files = [tests / main, tests / "tiny_bundle.cpp"]
+    else:
+        files = [p for p in sorted(tests.glob("*.cpp")) if not p.name.startswith("fuzz")]
     program = out / (Path(main).stem if main else "check")
     flags = [*_flags(sanitize, True), f"-I{tests}"]
     link = list(flags) if sanitize else [*flags, *([] if target == host() else ["-static"])]

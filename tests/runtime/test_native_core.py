@@ -56,6 +56,15 @@ def test_core_passes_its_tests_on_aarch64(tmp_path: Path) -> None:
     run([str(QEMU), "-cpu", "cortex-a53", str(program), "one_answer_on_every", "kernels"])  # NEON alone
 
 
+def test_damaged_bundles_and_wild_calls_break_nothing(tmp_path: Path) -> None:
+    program = build_tests(tmp_path, sanitize=["address", "undefined"], main="fuzz_bundle.cpp")
+    done = subprocess.run([program, "1", "4000"], capture_output=True, text=True, timeout=300, check=False)
+    assert done.returncode == 0, done.stderr[-3000:]
+    iterations, opened, accepted = (int(word) for word in done.stdout.split() if word.isdigit())
+    assert opened > iterations // 5
+    assert accepted > opened // 2  # the damage is mild enough to get past the first check
+
+
 def test_the_example_in_c_answers(tmp_path: Path) -> None:
     native = write_tiny_bundle(tmp_path / "bundle") / "bundle/native"
     library = build_library(tmp_path, debug=True)
