@@ -12,6 +12,7 @@ import platform
 import sys
 from collections.abc import Iterable
 from functools import cache
+from importlib.machinery import ModuleSpec
 from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 from pathlib import Path
@@ -53,11 +54,20 @@ def platform_facts() -> dict[str, str]:
 
 
 @cache
-def _file(module: str) -> Path | None:
-    try:
-        spec = find_spec(module)
-    except ModuleNotFoundError:  # `from edgec.x import function`: the function isn't a module
+def _spec(module: str) -> ModuleSpec | None:
+    """None for `edgec.x.function`: looking it up would import `edgec.x`, and with it torch, to find it is no module."""
+    parent = module.rpartition(".")[0]
+    if parent and ((above := _spec(parent)) is None or above.submodule_search_locations is None):
         return None
+    try:
+        return find_spec(module)
+    except ModuleNotFoundError:
+        return None
+
+
+@cache
+def _file(module: str) -> Path | None:
+    spec = _spec(module)
     return Path(spec.origin) if spec and spec.origin and spec.has_location else None
 
 

@@ -28,6 +28,7 @@ def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def digest() -> str:
     stagekey._imports.cache_clear()
     stagekey._file.cache_clear()
+    stagekey._spec.cache_clear()
     return stagekey.source_digest(["keyed.stage"])
 
 
@@ -36,6 +37,12 @@ def test_a_change_in_what_a_stage_imports_changes_its_key(package: Path, file: s
     before = digest()
     (package / f"{file}.py").write_text((package / f"{file}.py").read_text() + "\nNEW = 2\n")
     assert (digest() != before) == changes
+
+
+def test_finding_what_a_stage_imports_imports_nothing(package: Path) -> None:
+    (package / "helper.py").write_text("raise RuntimeError('imported')\n")
+    digest()
+    assert "keyed.helper" not in sys.modules
 
 
 def test_the_digest_of_a_real_pass_covers_its_helpers() -> None:
