@@ -24,7 +24,7 @@ from edgec.errors import ConversionError, EdgecError, Reason, ToolMissing
 NATIVE = Path(__file__).parent / "native"
 LIBRARY = {"linux": "libedgec.so", "android": "libedgec.so", "macos": "libedgec.dylib"}
 
-# Fused multiply-adds would round once where another CPU rounds twice (see src/math.h).
+# Fused multiply-adds would round once where another CPU rounds twice (see src/vector_math.h).
 COMMON = ("-std=c++17", "-fPIC", "-ffp-contract=off", "-fvisibility=hidden", "-Wall", "-Wextra", "-Wno-psabi")
 RELEASE = ("-O3", "-DNDEBUG", "-ffunction-sections", "-fdata-sections")
 DEBUG = ("-O1", "-g", "-fno-omit-frame-pointer")
@@ -95,6 +95,14 @@ def compiler_hint(target: Platform) -> str:
     if target.system == "android":
         return "install the Android NDK and set ANDROID_NDK_HOME"
     return "pip install ziglang"
+
+
+def _for_zig(flag: str) -> str:
+    """Zig names features after a CPU where others name them after an architecture."""
+    if not flag.startswith("-march="):
+        return flag
+    _, *features = flag.removeprefix("-march=").split("+")
+    return "+".join(["-mcpu=baseline", *features])
 
 
 def _zig(target: Platform) -> list[str] | None:
@@ -197,6 +205,8 @@ def _compile_and_link(
     command: list[str], files: list[Path], flags: list[str], link: list[str], output: Path, target: Platform
 ) -> None:
     extra = kernel_flags(target.processor)
+    if "ziglang" in command:
+        extra = {name: [_for_zig(flag) for flag in own] for name, own in extra.items()}
     output.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory() as folder:
         objects = [Path(folder) / f"{i:02}-{path.stem}.o" for i, path in enumerate(files)]

@@ -7,8 +7,8 @@
 #include <iterator>
 #include <limits>
 
-#include "math.h"
 #include "row_loops.h"
+#include "vector_math.h"
 
 namespace edgec {
 namespace {

@@ -7,7 +7,7 @@
 //   2019)
 //   4. frequency, presence: z[t] −= frequency · count[t], then z[t] −= presence, for tokens of the answer
 //   5. temperature 0: the greatest z, of equal ones the lowest token id. Otherwise
-//      w[t] = exp((z[t] − m) / temperature) by exp8 of math.h, which is 0 for arguments below −87.33654
+//      w[t] = exp((z[t] − m) / temperature) by exp8 of vector_math.h, which is 0 for arguments below −87.33654
 //   6. top-k: the k greatest z; of equal ones the lowest ids
 //   7. top-p: in descending z (equal: ascending id), tokens before which less than top_p · Σ w has been seen
 //   8. min-p: tokens with w ≥ min_p · w_max = min_p

@@ -5,9 +5,9 @@
 
 #include "check.h"
 #include "kernels/kernels.h"
-#include "math.h"
 #include "rope_tables.h"
 #include "status.h"
+#include "vector_math.h"
 
 namespace edgec {
 namespace {

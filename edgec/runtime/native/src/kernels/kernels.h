@@ -1,4 +1,4 @@
-// The arithmetic of a decoder, once per instruction set. Every set gives the same bits (see ../math.h).
+// The arithmetic of a decoder, once per instruction set. Every set gives the same bits (see ../vector_math.h).
 //
 //     y[r, n] = scale_w[n] · Σ_g scale_x[r, g] · (Σ_{k in group g} x[r, k] · w[n, k])  (+ bias[n])
 //

@@ -5,7 +5,7 @@
 #include <cmath>
 #include <cstring>
 
-#include "../math.h"
+#include "../vector_math.h"
 #include "kernels.h"
 #include "sets.h"
 

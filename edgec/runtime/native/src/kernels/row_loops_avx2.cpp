@@ -2,7 +2,6 @@
 
 #include <cstring>
 
-#include "../math.h"
 #include "../row_loops.h"
 #include "../row_loops.inc"
 
