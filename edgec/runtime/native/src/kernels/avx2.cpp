@@ -16,17 +16,14 @@ namespace {
 constexpr WeightLayout kLayout = {8, 4, 0};
 
 #include "float_kernels.inc"
+#include "lanes_avx.inc"
 #include "tiles.inc"
 
-struct Traits {
-  static constexpr int kBlock = 8, kRows = 4;
-  using Int = __m256i;
-  using Float = __m256;
+struct Traits : Lanes {
   struct Weight {
     __m256i value, magnitude;
   };
 
-  EDGEC_INLINE Float zero() { return _mm256_setzero_ps(); }
   EDGEC_INLINE Int start(int32_t) { return _mm256_setzero_si256(); }
   EDGEC_INLINE Weight load(const uint8_t* p) {
     const __m256i value = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p));
@@ -38,14 +35,6 @@ struct Traits {
     const __m256i pairs = _mm256_maddubs_epi16(w.magnitude, _mm256_sign_epi8(_mm256_set1_epi32(four), w.value));
     return _mm256_add_epi32(acc, _mm256_madd_epi16(pairs, _mm256_set1_epi16(1)));
   }
-  EDGEC_INLINE Float add_scaled(Float out, Int acc, float scale) {
-    return _mm256_add_ps(out, _mm256_mul_ps(_mm256_cvtepi32_ps(acc), _mm256_set1_ps(scale)));
-  }
-  EDGEC_INLINE Float finish(Float out, const float* scales, const float* bias) {
-    const Float value = _mm256_mul_ps(out, _mm256_loadu_ps(scales));
-    return bias == nullptr ? value : _mm256_add_ps(value, _mm256_loadu_ps(bias));
-  }
-  EDGEC_INLINE void store(float* p, Float v) { _mm256_storeu_ps(p, v); }
 };
 
 void matmul(const QuantizedRows& x, const PackedMatrix& w, int begin, int end, float* y, size_t stride) {

@@ -15,15 +15,12 @@ namespace {
 constexpr WeightLayout kLayout = {8, 4, 128};
 
 #include "float_kernels.inc"
+#include "lanes_avx.inc"
 #include "tiles.inc"
 
-struct Traits {
-  static constexpr int kBlock = 8, kRows = 4;
-  using Int = __m256i;
-  using Float = __m256;
+struct Traits : Lanes {
   using Weight = __m256i;
 
-  EDGEC_INLINE Float zero() { return _mm256_setzero_ps(); }
   EDGEC_INLINE Int start(int32_t offset) { return _mm256_set1_epi32(offset); }
   EDGEC_INLINE Weight load(const uint8_t* p) { return _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)); }
   EDGEC_INLINE Int dot(Int acc, Weight w, const int8_t* x) {
@@ -31,14 +28,6 @@ struct Traits {
     std::memcpy(&four, x, 4);
     return _mm256_dpbusd_avx_epi32(acc, w, _mm256_set1_epi32(four));
   }
-  EDGEC_INLINE Float add_scaled(Float out, Int acc, float scale) {
-    return _mm256_add_ps(out, _mm256_mul_ps(_mm256_cvtepi32_ps(acc), _mm256_set1_ps(scale)));
-  }
-  EDGEC_INLINE Float finish(Float out, const float* scales, const float* bias) {
-    const Float value = _mm256_mul_ps(out, _mm256_loadu_ps(scales));
-    return bias == nullptr ? value : _mm256_add_ps(value, _mm256_loadu_ps(bias));
-  }
-  EDGEC_INLINE void store(float* p, Float v) { _mm256_storeu_ps(p, v); }
 };
 
 void matmul(const QuantizedRows& x, const PackedMatrix& w, int begin, int end, float* y, size_t stride) {
