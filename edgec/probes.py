@@ -90,11 +90,27 @@ def probe_tvm() -> str:
     return f"compiled with LLVM {tvm.target.codegen.llvm_version_major()} and ran it"
 
 
+def probe_native() -> str:
+    """Compile the engine's core, unless that has been done, load it, and have it refuse what is no bundle."""
+    import ctypes
+
+    from edgec.runtime.abi import Status
+    from edgec.runtime.library import load
+
+    core = load()
+    with tempfile.TemporaryDirectory() as folder:
+        status = core.edgec_engine_create(folder.encode(), None, ctypes.byref(ctypes.c_void_p()))
+    if status != Status.NOT_FOUND:
+        raise RuntimeError(f"opening an empty folder gave {status}: {core.edgec_last_error().decode()}")
+    return f"compiled and loaded {core.edgec_version().decode()}"
+
+
 PROBES: dict[str, Callable[[], str]] = {
     "onnxruntime": probe_onnxruntime,
     "tflite": probe_tflite,
     "coreml": probe_coreml,
     "tvm": probe_tvm,
+    "native": probe_native,
 }
 
 if __name__ == "__main__":
