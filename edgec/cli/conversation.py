@@ -6,8 +6,8 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
+from edgec.cli.answering import Interrupt, show, summary
 from edgec.cli.out import out
-from edgec.cli.run import Interrupt, show, summary
 
 if TYPE_CHECKING:
     from edgec.runtime.chat import Message

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from edgec.errors import Reason, UsageError
 from edgec.runtime.abi import Status
 from edgec.runtime.failures import EngineError
+from edgec.runtime.settings import token_text
 
 if TYPE_CHECKING:
     from jinja2 import Template
@@ -167,13 +168,6 @@ class Chat:
                 reason=Reason.UNSUPPORTED_MODEL,
             )
         return self.template.encode(messages, self._engine.encode)
-
-
-def token_text(token: Any) -> str:
-    """A special token in tokenizer_config.json: text, or an object with `content`."""
-    if isinstance(token, Mapping):
-        token = token.get("content")
-    return token if isinstance(token, str) else ""
 
 
 def _source(folder: Path, settings: Mapping[str, Any]) -> str | None:

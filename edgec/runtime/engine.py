@@ -33,6 +33,7 @@ from edgec.runtime.failures import EngineError, status_of
 from edgec.runtime.library import load_for
 from edgec.runtime.locate import native_folder
 from edgec.runtime.sampling import Sampling, float32, int32
+from edgec.runtime.settings import read_settings, token_text
 from edgec.runtime.stats import Stats
 
 if TYPE_CHECKING:
@@ -267,20 +268,10 @@ class Engine:
     @cached_property
     def settings(self) -> dict[str, Any]:
         """The bundle's tokenizer_config.json; empty when it has none."""
-        try:
-            found = json.loads((self.folder / "tokenizer_config.json").read_bytes())
-        except FileNotFoundError:
-            return {}
-        except (OSError, ValueError, RecursionError) as error:
-            raise EngineError(Status.CORRUPT, f"{self.folder / 'tokenizer_config.json'}: {error}") from error
-        if not isinstance(found, dict):
-            raise EngineError(Status.CORRUPT, f"{self.folder / 'tokenizer_config.json'} holds no object")
-        return found
+        return read_settings(self.folder)
 
     def encode_prompt(self, text: str) -> list[int]:
         """A plain prompt's tokens, with the beginning-of-sequence token where the model wants one."""
-        from edgec.runtime.chat import token_text
-
         begin = token_text(self.settings.get("bos_token")) if self.settings.get("add_bos_token") else ""
         return [*self.encode(begin, special=True), *self.encode(text)]
 

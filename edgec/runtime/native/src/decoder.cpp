@@ -9,9 +9,10 @@ namespace edgec {
 namespace {
 
 // From this many rows on, work on single rows is shared among threads; below, a barrier would cost more than it saves.
-constexpr int kSharedRows = 8;
-// Bytes of weights in a piece of a product: large enough to hide handing it out, small enough to even out the ends.
-constexpr size_t kPieceBytes = 48 << 10;
+constexpr int kSharedRows = 32;
+// Work in a piece of a product, in weights × rows with eight rows at least, where arithmetic takes over from memory:
+// some microseconds, long enough to hide handing it out, short enough to even out the ends.
+constexpr size_t kPieceWork = (48 << 10) * 8;
 
 int padded(int k) { return (k + kGroup - 1) / kGroup * kGroup; }
 
@@ -115,7 +116,8 @@ void Decoder::each_row(int rows, const Body& body) {
     for (int r = 0; r < rows; ++r) body(r);
     return;
   }
-  constexpr int kPerPiece = 4;
+  constexpr int kPerPiece =
+      16;  // four bytes of each make a cache line of quantised rows, which no two threads then share
   threads_.run((rows + kPerPiece - 1) / kPerPiece, [&](int piece, int) {
     for (int r = piece * kPerPiece; r < rows && r < (piece + 1) * kPerPiece; ++r) body(r);
   });
@@ -132,9 +134,10 @@ void Decoder::multiply(const Linear& linear, const float* x, size_t x_stride, in
   for (const Linear::Part& part : linear.parts) {
     const int block = part.is_float ? 8 : kernels_.layout.block;
     const int blocks = ((part.is_float ? part.floats.n : part.int8.n) + block - 1) / block;
-    const size_t block_bytes = static_cast<size_t>(block) * linear.padded * (part.is_float ? 4 : 1);
-    int per_piece = static_cast<int>(kPieceBytes / block_bytes);
-    if (per_piece < 1 || rows >= kSharedRows) per_piece = 1;
+    const size_t block_work =
+        static_cast<size_t>(block) * linear.padded * (part.is_float ? 4 : 1) * (rows < 8 ? 8 : rows);
+    int per_piece = static_cast<int>(kPieceWork / block_work);
+    if (per_piece < 1) per_piece = 1;
     if (blocks / per_piece > 8192) per_piece = blocks / 8192 + 1;
     threads_.run((blocks + per_piece - 1) / per_piece, [&](int piece, int) {
       const int begin = piece * per_piece, end = begin + per_piece < blocks ? begin + per_piece : blocks;

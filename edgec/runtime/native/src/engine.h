@@ -19,6 +19,7 @@
 #include "request.h"
 #include "safetensors.h"
 #include "scheduler.h"
+#include "status.h"
 #include "tokenizer.h"
 
 namespace edgec {
@@ -55,6 +56,19 @@ class Engine {
                int32_t rows, const int32_t* tables, int32_t sequences, int32_t width, float* logits, float* hidden);
 
  private:
+  // Holds the engine for one thread. Throws Error(EDGEC_BUSY) when another one is inside.
+  class Stepping {
+   public:
+    explicit Stepping(std::atomic<bool>& flag) : flag_(flag) {
+      if (flag_.exchange(true))
+        throw Error(EDGEC_BUSY, "another thread is in a step of this engine, or a callback of it");
+    }
+    ~Stepping() { flag_.store(false); }
+
+   private:
+    std::atomic<bool>& flag_;
+  };
+
   // A chunk of the step at hand, with the answer that it belongs to.
   struct Work {
     Chunk chunk;

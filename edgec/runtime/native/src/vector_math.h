@@ -53,16 +53,23 @@ EDGEC_INLINE Vec8 max8(Vec8 a, Vec8 b) {
 #endif
 }
 
-// The one order in which lanes are added.
+// The one order in which lanes are added: (0+4 + 2+6) + (1+5 + 3+7).
 EDGEC_INLINE float add_lanes(Vec8 v) {
-  const float a = v[0] + v[4], b = v[1] + v[5], c = v[2] + v[6], d = v[3] + v[7];
-  return (a + c) + (b + d);
+  v += __builtin_shufflevector(v, v, 4, 5, 6, 7, 0, 1, 2, 3);
+  v += __builtin_shufflevector(v, v, 2, 3, 0, 1, 6, 7, 4, 5);
+  return v[0] + v[1];
+}
+
+EDGEC_INLINE int32_t add_lanes(Int8x32 v) {
+  v += __builtin_shufflevector(v, v, 4, 5, 6, 7, 0, 1, 2, 3);
+  v += __builtin_shufflevector(v, v, 2, 3, 0, 1, 6, 7, 4, 5);
+  return v[0] + v[1];
 }
 
 EDGEC_INLINE float max_lanes(Vec8 v) {
-  float m = v[0];
-  for (int i = 1; i < 8; ++i) m = v[i] > m ? v[i] : m;
-  return m;
+  v = max8(v, __builtin_shufflevector(v, v, 4, 5, 6, 7, 0, 1, 2, 3));
+  v = max8(v, __builtin_shufflevector(v, v, 2, 3, 0, 1, 6, 7, 4, 5));
+  return v[0] > v[1] ? v[0] : v[1];
 }
 
 // Σ x[i].

@@ -1,0 +1,258 @@
+// One iteration: plan, reserve, run, commit or release.
+#include <algorithm>
+#include <chrono>
+#include <thread>
+
+#include "engine.h"
+#include "status.h"
+
+namespace edgec {
+namespace {
+
+constexpr size_t kRecentSteps = 256;
+
+double now() { return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count(); }
+
+}  // namespace
+
+StepOutcome Engine::step() {
+  const Stepping stepping(stepping_);
+  const double start = now();
+  const StepOutcome outcome = run_step();
+  if (outcome == StepOutcome::kCommitted) rest(now() - start);
+  return outcome;
+}
+
+StepOutcome Engine::run_step() {
+  const double start = now();
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    sweep();
+    scheduler_->plan(&plan_);
+    if (plan_.empty()) return scheduler_->waiting_count() > 0 ? StepOutcome::kDeferred : StepOutcome::kIdle;
+    copies_.clear();
+    const StepOutcome reserved = scheduler_->reserve(plan_, &copies_);
+    if (reserved != StepOutcome::kCommitted) return reserved;
+    build_batch();
+  }
+  try {
+    for (const BlockCopy& copy : copies_) store_->copy(copy.from, copy.to);
+    compute();
+  } catch (const std::exception& error) {
+    log(EDGEC_LOG_ERROR, std::string("the step was rolled back: ") + error.what());
+    std::lock_guard<std::mutex> lock(mutex_);
+    fail_step();
+    return StepOutcome::kFailed;
+  }
+  std::lock_guard<std::mutex> lock(mutex_);
+  commit(now() - start);
+#ifndef NDEBUG
+  const std::string broken = scheduler_->verify();
+  if (!broken.empty()) throw Error(EDGEC_INTERNAL, "after the step: " + broken);
+#endif
+  return StepOutcome::kCommitted;
+}
+
+void Engine::build_batch() {
+  batch_.rows.clear();
+  batch_.tables.clear();
+  tables_.clear();
+  work_.clear();
+  uses_.clear();
+  for (const Start& start : plan_.starts) {
+    Request* request = find(start.sequence)->request;
+    if (request->cached_tokens < 0) request->cached_tokens = start.blocks * config_.block_size;
+  }
+  for (const Chunk& chunk : plan_.chunks) {
+    Answer* answer = find(chunk.sequence);
+    Request* request = answer->request;
+    const std::vector<int32_t>& tokens = scheduler_->tokens(chunk.sequence);
+    const int32_t prompt = static_cast<int32_t>(request->prompt.size()), end = chunk.start + chunk.count;
+    const int32_t table = static_cast<int32_t>(batch_.tables.size());
+    tables_.push_back(scheduler_->block_table(chunk.sequence));  // a copy: `cancel` may forget the sequence meanwhile
+    const int32_t* blocks = tables_.back().data();
+    batch_.tables.push_back(blocks);
+    for (int32_t p = chunk.start; p < end; ++p) {
+      const bool scores = request->score_prompt && answer->index == 0 && p >= request->scored && p + 1 < prompt;
+      const bool wanted = scores || (chunk.samples && p + 1 == end);
+      const int32_t slot = blocks[p / config_.block_size] * config_.block_size + p % config_.block_size;
+      batch_.rows.push_back({tokens[p], p, slot, table, wanted});
+      if (wanted) uses_.push_back({work_.size(), p, scores, 0.0f, {}});
+    }
+    work_.push_back({chunk, answer, {}});
+    if (chunk.samples) work_.back().sampled.resize(request->forked ? 1 : request->params.n);
+  }
+  if (plan_.padding > 0) {  // static batching: rows that are computed for nothing
+    const int32_t room =
+        std::min(decoder_->max_rows() - static_cast<int32_t>(batch_.rows.size()),
+                 std::min(config_.context, static_cast<int32_t>(scratch_tables_.size()) * config_.block_size));
+    const int32_t table = static_cast<int32_t>(batch_.tables.size());
+    batch_.tables.push_back(scratch_tables_.data());
+    for (int32_t p = 0; p < std::min(plan_.padding, room); ++p)
+      batch_.rows.push_back({0, p, p, table, true});  // scratch block i is block i
+  }
+}
+
+// The model and the sampling, without the lock: `submit` and `cancel` leave what is read here as it is (requests are
+// forgotten between steps only, and block tables are copies).
+void Engine::compute() {
+  const double start = now();
+  decoder_->forward(batch_);
+  int wanted = 0;
+  for (const Batch::Row& row : batch_.rows) wanted += row.wanted ? 1 : 0;
+  double sampling = 0;
+  for (int first = 0; first < wanted; first += decoder_->max_wanted()) {
+    const int count = std::min(wanted - first, decoder_->max_wanted());
+    decoder_->project(first, count);
+    const double projected = now();
+    const int used = std::min(count, static_cast<int>(uses_.size()) - first);
+    if (used > 0)
+      threads_->run(used, [&](int i, int thread) { use_row(&uses_[first + i], decoder_->logits(i), thread); });
+    sampling += now() - projected;
+  }
+  sample_seconds_ += sampling;
+  forward_seconds_ += now() - start - sampling;
+}
+
+void Engine::use_row(Use* use, float* logits, int thread) {
+  const int32_t vocab = manifest_.model.vocab_size;
+  Work& work = work_[use->work];
+  const Request& request = *work.answer->request;
+  Sampler& sampler = samplers_[thread];
+  if (use->scores) {
+    use->logprob = Sampler::logprob(logits, vocab, request.prompt[use->position + 1]);
+    if (request.params.logprobs > 0) {
+      SamplingParams alternatives;
+      alternatives.temperature = 0.0f;
+      alternatives.logprobs = request.params.logprobs;
+      use->top = sampler.sample(logits, vocab, alternatives, nullptr, 0, 0, 0).top;
+    }
+    return;
+  }
+  const uint32_t position = static_cast<uint32_t>(use->position + 1);
+  if (work.sampled.size() == 1) {
+    const Answer& answer = *work.answer;
+    work.sampled[0] = sampler.sample(logits, vocab, request.params, &answer.history, request.seed,
+                                     static_cast<uint32_t>(answer.index), position);
+    return;
+  }
+  std::vector<float>& copy = row_copies_[thread];  // sampling overwrites its row
+  for (size_t i = 0; i < work.sampled.size(); ++i) {
+    copy.assign(logits, logits + vocab);
+    work.sampled[i] = sampler.sample(copy.data(), vocab, request.params, &request.answers[i]->history, request.seed,
+                                     static_cast<uint32_t>(i), position);
+  }
+}
+
+void Engine::commit(double seconds) {
+  for (Use& use : uses_) {
+    Answer* answer = work_[use.work].answer;
+    if (!use.scores || answer->finished) continue;
+    Request* request = answer->request;
+    for (int32_t p = use.position == 0 ? 0 : use.position + 1; p <= use.position + 1; ++p) {
+      Event event = make_event(*answer, EDGEC_EVENT_PROMPT_SCORE);
+      event.abi.token = request->prompt[p];
+      event.abi.position = p;
+      if (p > 0) {  // nothing comes before the first token, so it has no probability
+        event.abi.logprob = use.logprob;
+        event.top = std::move(use.top);
+      }
+      events_.push_back(std::move(event));
+    }
+    request->scored = use.position + 1;
+  }
+
+  results_.clear();
+  said_.clear();
+  for (Work& work : work_) {
+    said_.push_back({});
+    if (!work.chunk.samples || work.answer->finished) continue;
+    const Sampled& sampled = work.sampled.front();
+    if (sampled.outcome != SampleOutcome::kSampled) {
+      results_.push_back({work.chunk.sequence, nullptr, 0, true});
+      continue;
+    }
+    Said& said = said_.back();
+    said = say(work.answer, sampled, work.chunk.start + work.chunk.count, scheduler_->room(work.chunk.sequence) - 1,
+               manifest_.eos);
+    const bool forks = work.sampled.size() > 1;  // the children need their parent a moment longer
+    const bool finish = said.finish != EDGEC_FINISH_NONE && !forks;
+    results_.push_back({work.chunk.sequence, &sampled.token, said.silent && finish ? 0 : 1, finish});
+  }
+  scheduler_->commit(plan_, results_.data(), results_.size(), seconds);
+
+  for (size_t i = 0; i < work_.size(); ++i) {
+    Work& work = work_[i];
+    if (!work.chunk.samples || work.answer->finished) continue;
+    if (work.sampled.front().outcome != SampleOutcome::kSampled) {
+      log(EDGEC_LOG_ERROR,
+          "request " + std::to_string(work.answer->request->id) + ": the model gave a logit that is no number");
+      end_all(work.answer->request, EDGEC_FINISH_FAILED);
+      continue;
+    }
+    if (work.sampled.size() > 1) {
+      fork(&work, said_[i]);
+    } else {
+      if (!said_[i].silent) events_.push_back(std::move(said_[i].event));
+      if (said_[i].finish != EDGEC_FINISH_NONE) end(work.answer, said_[i].finish);
+    }
+    work.answer->request->forked = true;
+  }
+
+  step_seconds_ += seconds;
+  if (recent_.size() < kRecentSteps) {
+    recent_.push_back(seconds);
+  } else {
+    recent_[recent_at_] = seconds;
+    recent_at_ = (recent_at_ + 1) % kRecentSteps;
+  }
+}
+
+// The prompt of a request with n sequences is computed: the other n − 1 start from the same blocks, each with its own
+// first token.
+void Engine::fork(Work* work, Said& first) {
+  Request* request = work->answer->request;
+  const int32_t position = work->chunk.start + work->chunk.count;
+  const int32_t room = scheduler_->room(work->chunk.sequence);
+  std::vector<Said> said;
+  said.push_back(std::move(first));
+  for (size_t i = 1; i < request->answers.size(); ++i) {
+    Answer* answer = request->answers[i].get();
+    const Sampled& sampled = work->sampled[i];
+    said.push_back(say(answer, sampled, position, room, manifest_.eos));
+    if (said.back().finish == EDGEC_FINISH_NONE) scheduler_->fork(work->chunk.sequence, answer->id(), &sampled.token);
+  }
+  for (size_t i = 0; i < said.size(); ++i) {
+    Answer* answer = request->answers[i].get();
+    if (!said[i].silent) events_.push_back(std::move(said[i].event));
+    if (said[i].finish == EDGEC_FINISH_NONE) continue;
+    scheduler_->finish(answer->id());
+    end(answer, said[i].finish);
+  }
+}
+
+void Engine::end_all(Request* request, int32_t finish) {
+  for (const std::unique_ptr<Answer>& answer : request->answers) {
+    if (answer->finished) continue;
+    scheduler_->cancel(answer->id());
+    end(answer.get(), finish);
+  }
+}
+
+// The model failed: nothing of the step counts, and whoever was in it ends, so that the others can go on.
+void Engine::fail_step() {
+  failures_ += 1;
+  scheduler_->release(plan_);
+  for (const Work& work : work_) end_all(work.answer->request, EDGEC_FINISH_FAILED);
+}
+
+// A hot device: spend the share of the time idle that the app asks for.
+void Engine::rest(double seconds) const {
+  if (config_.thermal == nullptr) return;
+  const int32_t asked = config_.thermal(config_.user);
+  const double share = std::min(std::max(asked, 0), 95) / 100.0;
+  if (share <= 0.0) return;
+  std::this_thread::sleep_for(std::chrono::duration<double>(std::min(seconds * share / (1.0 - share), 1.0)));
+}
+
+}  // namespace edgec
