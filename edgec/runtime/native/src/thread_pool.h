@@ -1,7 +1,7 @@
 // Worker threads for the inside of a step.
 //
-// Work is handed out in pieces, one after the other, to whoever asks: the caller works too, and waits only for pieces
-// that someone has begun. So a worker that the system has taken off its core costs nothing but its help, which is what
+// Work is handed out in runs of pieces, shorter ones towards the end, to whoever asks: the caller works too, and waits
+// only for what someone has begun. So a worker that the system has taken off its core costs nothing but its help, which is what
 // makes two threads on a busy machine no slower than one. Between pieces workers spin for some tens of microseconds
 // (the time between two layers) and then sleep, so an idle engine uses no power.
 #ifndef EDGEC_THREAD_POOL_H
@@ -52,9 +52,10 @@ class ThreadPool {
 
   // One word, so that taking a piece and seeing which job it belongs to is one operation:
   // job number (32 bits) | pieces (16) | next piece (16).
-  std::atomic<uint64_t> ticket_{0};
-  std::atomic<int32_t> done_{0};
-  std::atomic<Call> call_{nullptr};
+  // Cache lines of their own: both are written by every thread.
+  alignas(64) std::atomic<uint64_t> ticket_{0};
+  alignas(64) std::atomic<int32_t> done_{0};
+  alignas(64) std::atomic<Call> call_{nullptr};
   std::atomic<const void*> context_{nullptr};
 
   std::atomic<int32_t> sleepers_{0};
