@@ -145,7 +145,7 @@ def peers(bundle: Path, llama: Llama | None, threads: int, repeats: int) -> None
 def batching(bundle: Path, threads: int) -> None:
     """One trace, exponential answer lengths, continuous and static."""
     generator = random.Random(0)
-    trace = [(fresh(32, 5000 + i), max(1, min(400, int(generator.expovariate(1 / 64))))) for i in range(96)]
+    trace = [(fresh(32, 5000 + i), max(1, min(448, int(generator.expovariate(1 / 96))))) for i in range(96)]
     rates = {}
     for kind in (Batching.CONTINUOUS, Batching.STATIC):
         options = EngineOptions(

@@ -53,7 +53,7 @@ Engine::Engine(const std::string& folder, const edgec_engine_options& options)
                              config_.step_tokens, config_.max_batch < 16 ? 16 : config_.max_batch));
   samplers_.resize(threads_->threads());
   row_copies_.resize(threads_->threads());
-  for (int32_t i = 0; i < s.first_block; ++i) scratch_tables_.push_back(i);
+  scratch_table_.assign((config_.context + config_.block_size - 1) / config_.block_size, 0);
   description_ = make_description();
   log(EDGEC_LOG_INFO, "engine: " + description_);
 }

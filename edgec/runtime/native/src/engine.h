@@ -130,9 +130,9 @@ class Engine {
   std::vector<BlockCopy> copies_;
   std::vector<Work> work_;
   Batch batch_;
-  std::vector<std::vector<int32_t>> tables_;  // that `batch_` points to
-  std::vector<Use> uses_;                     // of the wanted rows, in order; a static batch's padding has none
-  std::vector<int32_t> scratch_tables_;
+  std::vector<std::vector<int32_t>> tables_;    // that `batch_` points to
+  std::vector<Use> uses_;                       // of the wanted rows, in order; a static batch's padding has none
+  std::vector<int32_t> scratch_table_;          // of a static batch's padding: block 0, as often as the context is long
   std::vector<Sampler> samplers_;               // one per thread
   std::vector<std::vector<float>> row_copies_;  // one per thread, (vocab)
   std::vector<StepResult> results_;

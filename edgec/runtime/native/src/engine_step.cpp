@@ -82,14 +82,15 @@ void Engine::build_batch() {
     work_.push_back({chunk, answer, {}});
     if (chunk.samples) work_.back().sampled.resize(request->forked ? 1 : request->params.n);
   }
-  if (plan_.padding > 0) {  // static batching: rows that are computed for nothing
-    const int32_t room =
-        std::min(decoder_->max_rows() - static_cast<int32_t>(batch_.rows.size()),
-                 std::min(config_.context, static_cast<int32_t>(scratch_tables_.size()) * config_.block_size));
+  if (plan_.padding > 0) {  // static batching: rows that are computed for nothing, as far along as the others
+    int32_t position = 0;
+    for (const Batch::Row& row : batch_.rows) position = std::max(position, row.position);
+    const int32_t room = std::min(decoder_->max_rows() - static_cast<int32_t>(batch_.rows.size()),
+                                  scheduler_->config().first_block * config_.block_size);
     const int32_t table = static_cast<int32_t>(batch_.tables.size());
-    batch_.tables.push_back(scratch_tables_.data());
-    for (int32_t p = 0; p < std::min(plan_.padding, room); ++p)
-      batch_.rows.push_back({0, p, p, table, true});  // scratch block i is block i
+    batch_.tables.push_back(scratch_table_.data());
+    for (int32_t slot = 0; slot < std::min(plan_.padding, room); ++slot)
+      batch_.rows.push_back({0, position, slot, table, true});
   }
 }
 

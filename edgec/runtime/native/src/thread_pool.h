@@ -1,9 +1,9 @@
 // Worker threads for the inside of a step.
 //
 // Work is handed out in runs of pieces, shorter ones towards the end, to whoever asks: the caller works too, and waits
-// only for what someone has begun. So a worker that the system has taken off its core costs nothing but its help, which is what
-// makes two threads on a busy machine no slower than one. Between pieces workers spin for some tens of microseconds
-// (the time between two layers) and then sleep, so an idle engine uses no power.
+// only for what someone has begun. So a worker that the system has taken off its core costs nothing but its help, which
+// is what makes two threads on a busy machine no slower than one. Between pieces workers spin for some tens of
+// microseconds (the time between two layers) and then sleep, so an idle engine uses no power.
 #ifndef EDGEC_THREAD_POOL_H
 #define EDGEC_THREAD_POOL_H
 
