@@ -145,7 +145,7 @@ def peers(bundle: Path, llama: Llama | None, threads: int, repeats: int) -> None
 def batching(bundle: Path, threads: int) -> None:
     """One trace, exponential answer lengths, continuous and static."""
     generator = random.Random(0)
-    trace = [(fresh(32, 5000 + i), max(1, min(448, int(generator.expovariate(1 / 96))))) for i in range(96)]
+    trace = [(fresh(32, 5000 + i), max(1, min(448, int(generator.expovariate(1 / 128))))) for i in range(192)]
     rates = {}
     for kind in (Batching.CONTINUOUS, Batching.STATIC):
         options = EngineOptions(
@@ -160,7 +160,7 @@ def batching(bundle: Path, threads: int) -> None:
             rates[kind] = stats.answer_tokens / (time.perf_counter() - start)
             name = kind.name.lower()
             print(
-                f"{name + ' batching, 96 requests':<34} {rates[kind]:9.1f} tok/s  occupancy "
+                f"{name + ' batching, 192 requests':<34} {rates[kind]:9.1f} tok/s  occupancy "
                 f"{stats.batch_used / stats.batch_slots:.1%}, KV utilisation "
                 f"{stats.kv_token_steps / stats.kv_slot_steps:.1%}"
             )
