@@ -16,7 +16,7 @@ from pydantic import Field, field_validator
 
 from edgec.context import Context
 from edgec.errors import ConversionError, Reason, ToolMissing
-from edgec.model import DECODER_FILE, Artifact, ArtifactFile, Program, Runner, artifact_file
+from edgec.model import Artifact, ArtifactFile, Program, Runner, artifact_file
 from edgec.registry import Options, Tool, register_target
 from edgec.units import parse_bytes
 
@@ -83,13 +83,7 @@ def convert(program: Program, options: NativeOptions, context: Context) -> Artif
     """
     from .native_model import MODEL_FILE, read_decoder, write_manifest, write_model
 
-    if program.companion(DECODER_FILE) is None:
-        raise ConversionError(
-            f"native: the engine runs language models of the Llama family, and this program is of the task "
-            f"`{program.task_kind}`",
-            hint="leave `native` out of the targets",
-            reason=Reason.UNSUPPORTED_SCHEME,
-        )
+    decoder = read_decoder(program)
     if program.quantization is not None and program.quantization.scheme != "weight-only":
         raise ConversionError(
             f"native: the engine quantises activations itself, and this program has the scheme "
@@ -98,7 +92,6 @@ def convert(program: Program, options: NativeOptions, context: Context) -> Artif
             reason=Reason.UNSUPPORTED_SCHEME,
         )
     out = context.out
-    decoder = read_decoder(program)
     context.progress(0, 3, "weights")
     counts = write_model(program, decoder, out)
     files = [artifact_file(out, MODEL_FILE, "model")]

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from edgec.errors import ConversionError, Reason
 from edgec.model import DECODER_FILE, ArtifactFile, Program
+from edgec.runtime.settings import token_text
 
 if TYPE_CHECKING:
     import torch
@@ -45,11 +46,16 @@ def read_decoder(program: Program) -> Decoder:
     """What the export wrote down about the model.
 
     Raises:
-        ConversionError: the companions are missing or not what this version of edgec writes.
+        ConversionError: the program is no language model's, or came without a tokenizer.
     """
     path = program.companion(DECODER_FILE)
     if path is None:
-        raise ConversionError("native: the program has no decoder.json", reason=Reason.UNSUPPORTED_SCHEME)
+        raise ConversionError(
+            f"native: the engine runs language models of the Llama family, and this program is of the task "
+            f"`{program.task_kind}`",
+            hint="leave `native` out of the targets",
+            reason=Reason.UNSUPPORTED_SCHEME,
+        )
     data = json.loads(path.read_text())
     return Decoder(data["architecture"], data["shape"], _turn_ends(program))
 
@@ -63,9 +69,7 @@ def _turn_ends(program: Program) -> tuple[int, ...]:
             reason=Reason.BAD_CHECKPOINT,
         )
     ids = {t["content"]: t["id"] for t in json.loads(tokenizer.read_text()).get("added_tokens", ()) if t.get("special")}
-    eos = json.loads(settings.read_text()).get("eos_token") if settings is not None else None
-    if isinstance(eos, dict):  # Hugging Face writes the token's flags along
-        eos = eos.get("content")
+    eos = token_text(json.loads(settings.read_text()).get("eos_token")) if settings is not None else ""
     return tuple(sorted({ids[text] for text in (eos, *TURN_ENDS) if text in ids}))
 
 

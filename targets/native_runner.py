@@ -22,16 +22,14 @@ class NativeRunner:
         from edgec.runtime.engine import Engine, EngineOptions
 
         shape = artifact.details["shape"]
-        self.block_size: int = shape["block_size"]
-        self.blocks: int = shape["blocks"]
         self._hidden = next(t.shape[-1] for s in artifact.signatures for t in s.outputs if t.name == "hidden")
         self._engine = Engine(
             artifact.path,
             EngineOptions(
                 threads=threads,
                 kernel=kernel,
-                block_size=self.block_size,
-                context=self.block_size * shape["blocks_per_sequence"],
+                block_size=shape["block_size"],
+                context=shape["block_size"] * shape["blocks_per_sequence"],
                 # The recipe's budget is for an app; here the pools have to hold the step graph's blocks as well.
                 memory_budget=2**40,
                 max_batch=max(8, shape["batch"]),
