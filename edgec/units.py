@@ -1,4 +1,4 @@
-"""Sizes and times as people write and read them."""
+"""Sizes, times and shares as people write and read them."""
 
 from __future__ import annotations
 
@@ -67,3 +67,8 @@ def format_number(value: float | int | None) -> str:
     if isinstance(value, int):
         return f"{value:,}"
     return f"{value:.4g}"
+
+
+def format_percent(share: float | None) -> str:
+    """0.942 → "94.2%"; "–" for None."""
+    return "–" if share is None else f"{share:.1%}"

@@ -67,7 +67,7 @@ def show(text: str) -> None:
 
 def summary(engine: Engine, timing: Timing, stats: Stats) -> list[str]:
     """Speed and waste, for people."""
-    from edgec.units import format_bytes, format_milliseconds
+    from edgec.units import format_bytes, format_milliseconds, format_percent
 
     about = engine.description
     first = timing.first_token_seconds
@@ -76,8 +76,9 @@ def summary(engine: Engine, timing: Timing, stats: Stats) -> list[str]:
         f"prompt: {timing.prompt_tokens} tokens ({timing.cached_tokens} cached), "
         f"first token after {format_milliseconds(None if first is None else first * 1e3)}, {_rate(timing.prompt_rate)}",
         f"answer: {timing.answer_tokens} tokens, {_rate(timing.answer_rate)}, ended by {timing.finish.name.lower()}",
-        f"KV utilisation {_percent(stats.utilisation)}, step occupancy {_percent(stats.occupancy)}, "
-        f"scheduling {_percent(stats.scheduling)} of the steps' time, recomputed {_percent(stats.recomputed)}",
+        f"KV utilisation {format_percent(stats.utilisation)}, step occupancy {format_percent(stats.occupancy)}, "
+        f"scheduling {format_percent(stats.scheduling)} of the steps' time, "
+        f"recomputed {format_percent(stats.recomputed)}",
         f"kernel {about.get('kernel')}, threads {about.get('threads')}, KV {about.get('kv_dtype')}, "
         f"memory {', '.join(f'{name} {format_bytes(size)}' for name, size in memory.items())}",
     ]
@@ -85,7 +86,3 @@ def summary(engine: Engine, timing: Timing, stats: Stats) -> list[str]:
 
 def _rate(value: float | None) -> str:
     return "–" if value is None else f"{value:.1f} tok/s"
-
-
-def _percent(value: float | None) -> str:
-    return "–" if value is None else f"{value:.1%}"

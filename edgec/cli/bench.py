@@ -94,7 +94,7 @@ def _title(report: Report) -> str:
 
 
 def _tables(report: Report) -> list[Table]:
-    from edgec.units import format_milliseconds
+    from edgec.units import format_milliseconds, format_percent
 
     first = _table(("prefill", "tok/s", "first token"))
     for p in report.prefill:
@@ -107,8 +107,8 @@ def _tables(report: Report) -> list[Table]:
             f"{d.tokens_per_second:.1f}",
             format_milliseconds(d.step_ms),
             bound,
-            _percent(d.of_bound),
-            _percent(d.scheduling),
+            format_percent(d.of_bound),
+            format_percent(d.scheduling),
         )
     if report.mix is None:
         return [first, second]
@@ -119,7 +119,7 @@ def _tables(report: Report) -> list[Table]:
     third.add_row(
         f"{m.requests} requests",
         f"{m.tokens_per_second:.1f}",
-        *(_percent(v) for v in (m.occupancy, m.utilisation, m.scheduling, m.recomputed, m.host)),
+        *(format_percent(v) for v in (m.occupancy, m.utilisation, m.scheduling, m.recomputed, m.host)),
         format_milliseconds(m.step_p50_ms),
         format_milliseconds(m.step_p99_ms),
     )
@@ -133,7 +133,3 @@ def _table(columns: tuple[str, ...]) -> Table:
     for i, column in enumerate(columns):
         table.add_column(column, justify="left" if i == 0 else "right")
     return table
-
-
-def _percent(value: float | None) -> str:
-    return "–" if value is None else f"{value:.1%}"
