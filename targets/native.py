@@ -81,9 +81,11 @@ def convert(program: Program, options: NativeOptions, context: Context) -> Artif
             failed.
         ToolMissing: there is no compiler for this machine, or for a platform that `libraries` names.
     """
-    from .native_model import MODEL_FILE, read_decoder, write_manifest, write_model
+    from edgec.decoder import read_decoder
 
-    decoder = read_decoder(program)
+    from .native_model import MODEL_FILE, write_manifest, write_model
+
+    decoder = read_decoder(program, "native")
     if program.quantization is not None and program.quantization.scheme != "weight-only":
         raise ConversionError(
             f"native: the engine quantises activations itself, and this program has the scheme "

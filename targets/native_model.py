@@ -11,13 +11,12 @@ from __future__ import annotations
 
 import hashlib
 import json
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from edgec.decoder import Decoder, program_state
 from edgec.errors import ConversionError, Reason
-from edgec.model import DECODER_FILE, ArtifactFile, Program
-from edgec.runtime.settings import token_text
+from edgec.model import ArtifactFile, Program
 
 if TYPE_CHECKING:
     import torch
@@ -28,49 +27,6 @@ MODEL_FILE = "model.safetensors"
 FORMAT = 1
 ACTIVATION_GROUP = 32  # kGroup of kernels.h
 MEGABYTE = 2**20
-
-# Besides the tokenizer's own end-of-sequence token: what chat models end a turn with.
-TURN_ENDS = ("<|im_end|>", "<|endoftext|>", "<|eot_id|>", "<|end_of_text|>", "<|end|>", "</s>", "<end_of_turn>")
-
-
-@dataclass(frozen=True)
-class Decoder:
-    """A program's companion: the `LlamaConfig` as a dict, and the step graph's sizes."""
-
-    architecture: dict[str, Any]
-    shape: dict[str, int]
-    eos: tuple[int, ...]
-
-
-def read_decoder(program: Program) -> Decoder:
-    """What the export wrote down about the model.
-
-    Raises:
-        ConversionError: the program is no language model's, or came without a tokenizer.
-    """
-    path = program.companion(DECODER_FILE)
-    if path is None:
-        raise ConversionError(
-            f"native: the engine runs language models of the Llama family, and this program is of the task "
-            f"`{program.task_kind}`",
-            hint="leave `native` out of the targets",
-            reason=Reason.UNSUPPORTED_SCHEME,
-        )
-    data = json.loads(path.read_text())
-    return Decoder(data["architecture"], data["shape"], _turn_ends(program))
-
-
-def _turn_ends(program: Program) -> tuple[int, ...]:
-    tokenizer, settings = program.companion("tokenizer.json"), program.companion("tokenizer_config.json")
-    if tokenizer is None:
-        raise ConversionError(
-            "native: the model came without a tokenizer.json, which the runtime needs",
-            hint="take the model from a GGUF file or from a Hugging Face folder that holds tokenizer.json",
-            reason=Reason.BAD_CHECKPOINT,
-        )
-    ids = {t["content"]: t["id"] for t in json.loads(tokenizer.read_text()).get("added_tokens", ()) if t.get("special")}
-    eos = token_text(json.loads(settings.read_text()).get("eos_token")) if settings is not None else ""
-    return tuple(sorted({ids[text] for text in (eos, *TURN_ENDS) if text in ids}))
 
 
 def write_model(program: Program, decoder: Decoder, out: Path) -> dict[str, int]:
@@ -86,7 +42,7 @@ def write_model(program: Program, decoder: Decoder, out: Path) -> dict[str, int]
     from edgec.architectures.rope import inverse_frequencies
 
     config = LlamaConfig.from_dict(decoder.architecture)
-    state = _state(program)
+    state = program_state(program)
     tensors: dict[str, torch.Tensor] = {}
     counts = {"ops": 0, "layout_ops": 0, "float_ops": 0, "undelegated_ops": 0}
     for name in _layers(config):
@@ -117,19 +73,6 @@ def _layers(config: Any) -> list[str]:
 def _norms(config: Any) -> list[str]:
     parts = ("input_layernorm", "post_attention_layernorm")
     return [*(f"layers.{i}.{part}" for i in range(config.layers) for part in parts), "norm"]
-
-
-def _state(program: Program) -> dict[str, torch.Tensor]:
-    """Weights by their names in the model; a table that two layers share may stand under either's."""
-    exported = program.exported(program.signatures[-1].name)
-    state: dict[str, torch.Tensor] = dict(exported.state_dict) | {
-        name: value for name, value in exported.constants.items() if hasattr(value, "dtype")
-    }
-    state = {name.removeprefix("model."): value.detach() for name, value in state.items()}
-    for leaf in ("weight", "scale"):
-        if f"embed_tokens.{leaf}" not in state and f"lm_head.{leaf}" in state:
-            state[f"embed_tokens.{leaf}"] = state[f"lm_head.{leaf}"]
-    return state
 
 
 def _take(state: dict[str, torch.Tensor], name: str) -> torch.Tensor:

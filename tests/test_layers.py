@@ -50,6 +50,7 @@ RANKS = {
     "edgec.graphs": 1,
     "edgec.golden": 1,
     "edgec.model": 1,
+    "edgec.decoder": 1,
     "edgec.registry": 1,
     "edgec.context": 0,
     "edgec.limits": 2,

@@ -60,7 +60,7 @@ class Conversation:
 
         self._engine = engine
         self._sampling = sampling
-        self._chat = Chat(engine)
+        self._chat = Chat.of(engine)
         self._head = [Message("system", system)] if system is not None else []
         self._turns: list[Message] = []
         self._chat.tokens([*self._head, Message("user", "?")])  # no template: said before the user types

@@ -185,7 +185,7 @@ def _tokens(engine: Engine, text: str, *, chat: bool, system: str | None) -> lis
     from edgec.runtime.chat import Chat, Message
 
     messages = [*([Message("system", system)] if system is not None else []), Message("user", text)]
-    return Chat(engine).tokens(messages)
+    return Chat.of(engine).tokens(messages)
 
 
 def _answer(engine: Engine, tokens: list[int], sampling: Sampling, *, stats: bool) -> None:

@@ -19,7 +19,7 @@ class NativeBackend:
 
     def __init__(self, engine: Engine, name: str | None = None) -> None:
         self._engine = engine
-        self._chat = Chat(engine)
+        self._chat = Chat.of(engine)
         self._driver = Driver(engine)
         self.token_bytes = lru_cache(maxsize=1 << 14)(self._token_bytes)
         about = engine.description

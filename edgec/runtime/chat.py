@@ -66,7 +66,7 @@ class ChatTemplate:
             folder: with tokenizer.json, and perhaps chat_template.jinja.
             settings: what tokenizer_config.json says.
         """
-        source = _source(folder, settings)
+        source = template_source(folder, settings)
         if source is None:
             return None
         try:
@@ -74,8 +74,7 @@ class ChatTemplate:
             special = [str(token["content"]) for token in added if token.get("special")]
         except (OSError, ValueError, AttributeError, KeyError, TypeError, RecursionError) as error:
             raise EngineError(Status.CORRUPT, f"{folder / 'tokenizer.json'}: {error}") from error
-        names = ("bos_token", "eos_token", "unk_token", "pad_token")
-        return ChatTemplate(source, special, {name: token_text(settings.get(name)) for name in names})
+        return ChatTemplate(source, special, template_variables(settings))
 
     def render(self, messages: Sequence[Message], *, add_generation_prompt: bool = True) -> list[tuple[str, bool]]:
         """The prompt as pieces of text, each with whether it is a special token (True) or plain text.
@@ -145,11 +144,17 @@ class ChatTemplate:
 
 
 class Chat:
-    """An engine's chat: its template together with its tokenizer."""
+    """A model's chat: its template, if it has one, together with its tokenizer."""
 
-    def __init__(self, engine: Engine) -> None:
-        self._engine = engine
-        self.template = ChatTemplate.of(engine.folder, engine.settings)
+    def __init__(self, template: ChatTemplate | None, encode: Callable[..., list[int]]) -> None:
+        """`encode(text, special=...)` is the tokenizer's."""
+        self.template = template
+        self._encode = encode
+
+    @staticmethod
+    def of(engine: Engine) -> Chat:
+        """The chat of an open bundle."""
+        return Chat(ChatTemplate.of(engine.folder, engine.settings), engine.encode)
 
     @property
     def available(self) -> bool:
@@ -167,10 +172,11 @@ class Chat:
                 hint="use it to complete text: `edgec run --no-chat`, or /v1/completions",
                 reason=Reason.UNSUPPORTED_MODEL,
             )
-        return self.template.encode(messages, self._engine.encode)
+        return self.template.encode(messages, self._encode)
 
 
-def _source(folder: Path, settings: Mapping[str, Any]) -> str | None:
+def template_source(folder: Path, settings: Mapping[str, Any]) -> str | None:
+    """The chat template of a model's folder: its own file, or what tokenizer_config.json says; None without one."""
     file = folder / "chat_template.jinja"
     if file.is_file():
         return file.read_text(encoding="utf-8")
@@ -179,6 +185,11 @@ def _source(folder: Path, settings: Mapping[str, Any]) -> str | None:
         named = {t.get("name"): t.get("template") for t in found if isinstance(t, Mapping)}
         found = named.get("default")
     return found if isinstance(found, str) else None
+
+
+def template_variables(settings: Mapping[str, Any]) -> dict[str, str]:
+    """What a template may use besides the messages."""
+    return {name: token_text(settings.get(name)) for name in ("bos_token", "eos_token", "unk_token", "pad_token")}
 
 
 def _as_dict(message: Message, content: str) -> dict[str, str]:

@@ -147,7 +147,7 @@ def test_the_bundle_s_files_are_read(tmp_path: Path, parrot: Engine) -> None:
 
 
 def test_tokens_of_a_chat_are_the_engine_s(parrot: Engine) -> None:
-    tokens = Chat(parrot).tokens([Message("user", "<|im_end|>")])
+    tokens = Chat.of(parrot).tokens([Message("user", "<|im_end|>")])
     assert tokens[:1] == [256] and tokens.count(257) == 1
     assert (
         parrot.decode(tokens, skip_special=False) == "<|im_start|>user\n<|im_end|><|im_end|>\n<|im_start|>assistant\n"

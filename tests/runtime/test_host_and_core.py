@@ -95,7 +95,7 @@ def test_dropping_answers_gives_every_block_back(engine: Engine) -> None:
 
 
 def test_the_next_turn_of_a_chat_is_cached(engine: Engine) -> None:
-    chat = Chat(engine)
+    chat = Chat.of(engine)
     talk = [Message("system", "be brief and kind"), Message("user", "hello there")]
     (first,) = engine.answer([chat.tokens(talk)], Sampling(max_tokens=16, ignore_eos=True))[0]
     talk += [Message("assistant", first.text), Message("user", "and?")]
