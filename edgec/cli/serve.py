@@ -17,62 +17,35 @@ from edgec.cli.engine_options import (
     open_engine,
 )
 from edgec.cli.out import out
-
-_LIMITS = "Limits"
+from edgec.cli.server_options import (
+    AccessLogOption,
+    AllowHostOption,
+    ApiKeyOption,
+    GraceOption,
+    HostOption,
+    MaxAnswersOption,
+    MaxBodyOption,
+    MaxTokensOption,
+    MaxWaitingOption,
+    NameOption,
+    PortOption,
+    run_server,
+    take_address,
+)
 
 
 def serve(
     bundle: BundleArgument,
-    host: Annotated[
-        str, typer.Option("--host", help="Address to listen on. Others than this machine can't reach the default.")
-    ] = "127.0.0.1",
-    port: Annotated[int, typer.Option("--port", min=0, max=65535, help="0: a free one.")] = 8000,
-    name: Annotated[
-        str | None, typer.Option("--name", help="The model's name in the API. [default: the recipe's]")
-    ] = None,
-    api_key: Annotated[
-        str | None,
-        typer.Option(
-            "--api-key",
-            envvar="EDGEC_API_KEY",
-            show_envvar=True,
-            help="Clients must send it. Other users of this machine see it on the command line: prefer the variable.",
-        ),
-    ] = None,
-    allow_host: Annotated[
-        list[str] | None,
-        typer.Option("--allow-host", help="Another name by which clients call this server; may be given again."),
-    ] = None,
-    max_tokens: Annotated[
-        int | None,
-        typer.Option(
-            "--max-tokens",
-            min=1,
-            help="Tokens of an answer at most. [default: what the context has room for]",
-            rich_help_panel=_LIMITS,
-        ),
-    ] = None,
-    max_answers: Annotated[
-        int, typer.Option("--max-answers", min=1, help="Prompts times `n` of one call.", rich_help_panel=_LIMITS)
-    ] = 64,
-    max_body: Annotated[
-        str, typer.Option("--max-body", metavar="SIZE", help="Of a request.", rich_help_panel=_LIMITS)
-    ] = "4 MiB",
-    max_waiting: Annotated[
-        int,
-        typer.Option(
-            "--max-waiting",
-            min=0,
-            help="Requests that may wait, before 429; 0: the engine's default.",
-            rich_help_panel=_LIMITS,
-        ),
-    ] = 0,
-    grace: Annotated[
-        float,
-        typer.Option(
-            "--grace", min=0, help="Seconds that answers have to end, after SIGTERM.", rich_help_panel=_LIMITS
-        ),
-    ] = 30.0,
+    host: HostOption = "127.0.0.1",
+    port: PortOption = 8000,
+    name: NameOption = None,
+    api_key: ApiKeyOption = None,
+    allow_host: AllowHostOption = None,
+    max_tokens: MaxTokensOption = None,
+    max_answers: MaxAnswersOption = 64,
+    max_body: MaxBodyOption = "4 MiB",
+    max_waiting: MaxWaitingOption = 0,
+    grace: GraceOption = 30.0,
     step_slo: Annotated[
         float,
         typer.Option(
@@ -85,9 +58,7 @@ def serve(
     memory: MemoryOption = None,
     context: ContextOption = 0,
     max_batch: BatchOption = 0,
-    access_log: Annotated[
-        bool, typer.Option("--access-log", help="A line for each request, without its content.")
-    ] = False,
+    access_log: AccessLogOption = False,
 ) -> None:
     """Serve a bundle over HTTP, with OpenAI's API: completions, chat, models; and /health, /metrics.
 
@@ -95,26 +66,18 @@ def serve(
     does not do is refused by name. SIGTERM and Ctrl-C let running answers end.
     """
     out.interrupted = "interrupted"
-    from edgec.errors import UsageError
     from edgec.runtime.backend import NativeBackend
-    from edgec.serving.app import create_app
-    from edgec.serving.limits import Limits, loopback_hosts
-    from edgec.serving.run import address, listen
-    from edgec.serving.run import serve as run
-    from edgec.units import format_bytes, parse_bytes
+    from edgec.units import format_bytes
 
-    try:
-        body = parse_bytes(max_body)
-    except ValueError as error:
-        raise UsageError(f"--max-body {max_body}: {error}") from error
-    limits = Limits(
-        body_bytes=body,
-        sequences=max_answers,
+    where = take_address(
+        host,
+        port,
+        api_key=api_key,
+        allow_host=allow_host,
         max_tokens=max_tokens,
-        api_key=api_key or None,
-        hosts=loopback_hosts(host, tuple(h.lower() for h in allow_host or ())),
+        max_answers=max_answers,
+        max_body=max_body,
     )
-    listening = listen(host, port)
     engine = open_engine(
         bundle,
         threads=threads,
@@ -127,15 +90,10 @@ def serve(
         step_slo_ms=step_slo,
     )
     backend = NativeBackend(engine, name)
-    if loopback_hosts(host) is None and limits.api_key is None:
-        out.progress(f"anyone who reaches {host} can use this server: there is no --api-key")
 
-    def ready() -> None:
+    def about() -> str:
         memory_used = engine.description.get("memory", {})
         total = sum(memory_used.get(part, 0) for part in ("weights", "pools", "scratch"))
-        out.progress(
-            f"{backend.info.name}: context {backend.info.context}, {format_bytes(total)}, {backend.info.engine}"
-        )
-        out.progress(f"serving on {address(listening)}")
+        return f"{backend.info.name}: context {backend.info.context}, {format_bytes(total)}, {backend.info.engine}"
 
-    run(create_app(backend, limits), listening, limits=limits, grace=grace, access_log=access_log, ready=ready)
+    run_server(backend, where, grace=grace, access_log=access_log, about=about)

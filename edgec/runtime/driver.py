@@ -9,12 +9,13 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Sequence
+from typing import Protocol
 
 from edgec.errors import EdgecError
 from edgec.runtime.abi import EventKind, Finish, Status, StepOutcome
-from edgec.runtime.engine import Engine
 from edgec.runtime.events import Event, Request
 from edgec.runtime.failures import EngineError
+from edgec.runtime.stats import Stats
 
 Deliver = Callable[[Sequence[Event]], None]
 
@@ -23,10 +24,29 @@ _PAUSE = 0.002  # seconds before stepping again when there were no blocks
 _STATS_EVERY = 0.1  # seconds between looks at the counters while busy
 
 
+class Steppable(Protocol):
+    """What is driven: the C++ engine (`edgec.runtime.engine.Engine`), or any other that works in steps."""
+
+    def submit(self, request: Request) -> int:
+        """Queue a request and give its number, from any thread; raises EdgecError when it is refused."""
+
+    def cancel(self, request: int) -> bool:
+        """End a request, from any thread; False when it has finished already."""
+
+    def step(self) -> StepOutcome:
+        """Do one piece of work."""
+
+    def poll(self) -> list[Event]:
+        """What has happened since the last call, in order."""
+
+    def stats(self) -> Stats:
+        """The counters."""
+
+
 class Driver:
     """A running engine. `submit` and `cancel` may be called from any thread."""
 
-    def __init__(self, engine: Engine) -> None:
+    def __init__(self, engine: Steppable) -> None:
         self.engine = engine
         self.failure: str | None = None
         """Why the engine was given up, when it was."""
