@@ -24,7 +24,6 @@ from edgec.recipe import Recipe, dump
 from edgec.registry import get_pass, get_task
 from edgec.report.document import (
     BuildDocument,
-    ErrorRecord,
     GateRecord,
     MetricInfo,
     RecipeInfo,
@@ -32,6 +31,7 @@ from edgec.report.document import (
     TargetRecord,
     complete,
 )
+from edgec.report.parts import ErrorRecord
 from edgec.stages import Request
 from edgec.store import OUTPUT_HINT, Entry, Store, store_error
 from edgec.tasks.base import TaskContext

@@ -9,7 +9,10 @@ from __future__ import annotations
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
+
+from edgec.report.parts import ErrorRecord, Part
+from edgec.report.validation import Validation
 
 if TYPE_CHECKING:
     from edgec.gates import Verdict
@@ -18,12 +21,6 @@ if TYPE_CHECKING:
 StageVerdict = Literal["changed", "unchanged", "failed"]
 GateResult = Literal["pass", "fail", "unproven"]
 Proof = Literal["executed", "evaluated", "none"]
-
-
-class Part(BaseModel):
-    """Base of every part: unknown fields are errors, and NaN is, since JSON has none."""
-
-    model_config = ConfigDict(extra="forbid", allow_inf_nan=False)
 
 
 class TableRecord(Part):
@@ -73,7 +70,7 @@ class StageRecord(Part):
     """One line of the ledger: a stage, and what it did to the model."""
 
     stage: str = Field(description="name of the stage, unique in the build")
-    kind: Literal["source", "import", "pass", "export", "target"]
+    kind: Literal["source", "import", "pass", "export", "target", "validate"]
     verdict: StageVerdict = Field(description="changed the model, left it as it was, or failed")
     cached: bool = Field(
         False, description="taken from the store: `seconds` and `peak_memory` are those of its first run"
@@ -151,15 +148,6 @@ class GateRecord(Part):
         return self.verdict == "pass" or (self.verdict == "unproven" and not self.required)
 
 
-class ErrorRecord(Part):
-    """Why a build failed."""
-
-    code: int = Field(description="the exit code; see docs/exit-codes.md")
-    reason: str = Field(description="a machine-readable word; see docs/exit-codes.md")
-    message: str
-    hint: str = ""
-
-
 class MetricInfo(Part):
     """The task's primary metric."""
 
@@ -206,6 +194,7 @@ class BuildDocument(Part):
     cached_stages: list[str] = Field(default_factory=list, description="stages taken from the store")
     ledger: list[StageRecord] = Field(default_factory=list)
     targets: dict[str, TargetRecord] = Field(default_factory=dict)
+    validation: Validation | None = Field(None, description="what the recipe's `validate:` found")
     gates: list[GateRecord] = Field(default_factory=list)
     error: ErrorRecord | None = None
     recipe: RecipeInfo | None = None

@@ -45,7 +45,8 @@ def render_build(document: BuildDocument) -> RenderableType:
     return Constrain(Group(*parts), WIDTH)
 
 
-def _table(title: str) -> Table:
+def new_table(title: str) -> Table:
+    """An empty table in the house's dress."""
     return Table(
         title=title, title_justify="left", title_style="bold", box=box.SIMPLE_HEAD, expand=True, padding=(0, 1, 0, 0)
     )
@@ -54,7 +55,7 @@ def _table(title: str) -> Table:
 def render_stages(document: BuildDocument) -> RenderableType:
     """One line a stage. `ratio` is the running product of the compression, from the float source."""
     metric = document.metric.name if document.metric else "metric"
-    table = _table(f"{document.recipe.name if document.recipe else 'build'}: stages")
+    table = new_table(f"{document.recipe.name if document.recipe else 'build'}: stages")
     table.add_column("stage", no_wrap=True)
     table.add_column("verdict", no_wrap=True)
     for heading in ("size", "weights", "ratio", metric[:12], "drop", "p50 ms", "memory", "time"):
@@ -90,7 +91,7 @@ def _spent(document: BuildDocument) -> RenderableType | None:
 
 def render_targets(document: BuildDocument) -> RenderableType:
     """One line an artefact: parity (SQNR in dB, off by N steps), latency beside its float twin."""
-    table = _table("targets")
+    table = new_table("targets")
     table.add_column("target", no_wrap=True)
     table.add_column("proof", no_wrap=True)
     for heading in ("size", "ratio", "cosine", "dB", "rel. err.", "steps", "p50 ms", "p95 ms", "float ms"):
@@ -120,7 +121,7 @@ def render_targets(document: BuildDocument) -> RenderableType:
 
 def render_gates(gates: list[GateRecord]) -> RenderableType:
     """One line a gate."""
-    table = _table("gates")
+    table = new_table("gates")
     table.add_column("gate", overflow="fold", ratio=1)
     table.add_column("limit", justify="right", max_width=26, overflow="fold")
     table.add_column("value", justify="right", max_width=26, overflow="fold")

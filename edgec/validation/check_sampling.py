@@ -1,0 +1,225 @@
+"""Sampled answers: whether tokens follow their random numbers, and whether their distribution is the right one.
+
+draws         each token against its own engine's probabilities: the draw u of its position is known (Philox, keyed by
+              seed and position), so the token must be the one whose interval of the cumulated probabilities holds u
+sampled       the same text and the same draws with the reference's probabilities P. Where the engine's are Q, the
+              token is another one exactly when u is in no overlap of the token's two intervals: with probability
+              m = 1 − Σ overlap. So of many tokens Σ m may differ, give or take; more than that, at a chance of ALPHA,
+              is a failure
+distribution  without knowing the draws: tokens drawn after the same prompts on both sides, compared by a two-sample
+              chi-square test; and where in its interval's cumulated probability each token of the answers lies,
+              which must be uniform (a chi-square test over 16 bins). The lesser p-value, doubled for there being two
+              tests, must not be below ALPHA
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from edgec.reference.philox import uniform
+from edgec.reference.sampler import History, distribution
+from edgec.runtime.sampling import Sampling
+from edgec.validation.check_greedy import common_prefix
+from edgec.validation.findings import Finding, judged, unproven
+from edgec.validation.scores import Doubles
+from edgec.validation.subjects import Generated, NotOffered, Reference, Subject
+from edgec.validation.tails import chi_square_tail, poisson_tail
+
+ALPHA = 1e-4
+"""Chance of a false alarm. Seeds are fixed, so a check that passes does so each time; one in ten thousand models and
+texts would be unlucky."""
+
+_EDGE = 1e-6  # of probability: two sums in float64 of the same float32 exponentials differ by less
+_BINS = 16
+_LEAST = 10  # samples of both sides together, for a token to be a category of its own
+
+
+@dataclass(frozen=True)
+class SamplingEvidence:
+    """What the diagnosis looks at."""
+
+    stray: int
+    """Tokens that are not where their draw points, by the engine's own probabilities."""
+    uniform_p: float
+    two_sample_p: float | None
+
+
+def check_sampling(
+    subject: Subject, reference: Reference, prompts: Sequence[Sequence[int]], length: int, samples: int
+) -> tuple[list[Finding], SamplingEvidence | None]:
+    """All three findings. The evidence is None where the engine doesn't sample."""
+    sampling = [
+        Sampling(
+            max_tokens=length,
+            temperature=1.0 if i % 2 == 0 else 0.8,
+            top_k=0 if i % 2 == 0 else 40,
+            seed=1000 + i,
+            ignore_eos=True,
+        )
+        for i in range(len(prompts))
+    ]
+    try:
+        ours = subject.generate(prompts, sampling)
+    except NotOffered as why:
+        names = ("draws", "sampled", "distribution")
+        return [unproven(name, str(why), "" if name == "draws" else reference.name) for name in names], None
+    tally = _Tally()
+    for prompt, wanted, answer in zip(prompts, sampling, ours, strict=True):
+        tally.add(subject, reference, prompt, wanted, answer)
+    total = sum(len(a.tokens) for a in ours)
+    text = f"of {total} sampled tokens, by the engine's own probabilities and the draws of Philox"
+    found = [judged("draws", tally.stray, 0, text)]
+    found.append(_sampled(tally, total, _same_answers(reference, prompts, sampling, ours), reference.name))
+    uniform_p = _uniformity(np.array(tally.places))
+    evenly, two_sample_p = _two_sample(subject, reference, prompts, samples)
+    worst = min(1.0, 2 * min(p for p in (uniform_p, two_sample_p) if p is not None))
+    text = f"p-value; uniform in its intervals: {uniform_p:.2g}; {evenly}"
+    if two_sample_p is None and worst >= ALPHA:
+        found.append(unproven("distribution", text, reference.name))
+    else:
+        found.append(judged("distribution", worst, ALPHA, text, reference.name, least=True))
+    return found, SamplingEvidence(tally.stray, uniform_p, two_sample_p)
+
+
+class _Tally:
+    """Counts over all sampled tokens."""
+
+    def __init__(self) -> None:
+        self.stray = 0
+        self.places: list[float] = []
+        self.unlike = 0  # the reference's draw is another token
+        self.expected = 0.0
+        self.variance = 0.0
+        self.refusal = ""
+        self._random = np.random.default_rng(0)
+
+    def add(
+        self, subject: Subject, reference: Reference, prompt: Sequence[int], wanted: Sampling, answer: Generated
+    ) -> None:
+        text = [*prompt, *answer.tokens]
+        ours = subject.score(text)
+        theirs = None
+        if not self.refusal:
+            try:
+                theirs = reference.score(text)
+            except NotOffered as why:
+                self.refusal = str(why)
+            if theirs is not None and theirs.logits is None:
+                theirs, self.refusal = None, "the reference gives no probabilities of all tokens"
+        assert ours.logits is not None
+        for i, token in enumerate(answer.tokens):
+            row = len(prompt) - 1 + i
+            u = uniform(wanted.seed or 0, 0, len(prompt) + i)
+            q = _ends(ours.logits[row], wanted)
+            low, high = _interval(q, token)
+            self.stray += not (low - _EDGE <= u < high + _EDGE and high > low)
+            self.places.append(low + self._random.random() * (high - low))
+            if theirs is None or theirs.logits is None:
+                continue
+            p = _ends(theirs.logits[row], wanted)
+            low, high = _interval(p, token)
+            self.unlike += not (low <= u < high)
+            starts_p, starts_q = np.append(0.0, p[:-1]), np.append(0.0, q[:-1])
+            overlap = np.minimum(p, q) - np.maximum(starts_p, starts_q)
+            chance = min(1.0, max(0.0, 1 - float(np.maximum(overlap, 0).sum())))
+            self.expected += chance
+
+
+def _ends(logits: NDArray[np.float32], sampling: Sampling) -> Doubles:
+    """(vocab,) where each token's interval of the cumulated probabilities ends."""
+    tokens, weights = distribution(logits, sampling, History())
+    row = np.zeros(len(logits))
+    row[tokens] = weights / weights.sum()
+    return np.cumsum(row)
+
+
+def _interval(ends: Doubles, token: int) -> tuple[float, float]:
+    return (float(ends[token - 1]) if token else 0.0), float(ends[token])
+
+
+def _sampled(tally: _Tally, total: int, same: str, reference: str) -> Finding:
+    if tally.refusal:
+        return unproven("sampled", tally.refusal, reference)
+    limit = 0
+    while poisson_tail(limit + 1, tally.expected) >= ALPHA:
+        limit += 1
+    text = f"of {total} tokens are others by the reference's probabilities; {tally.expected:.2g} are expected{same}"
+    return judged("sampled", tally.unlike, limit, text, reference)
+
+
+def _same_answers(
+    reference: Reference, prompts: Sequence[Sequence[int]], sampling: Sequence[Sampling], ours: Sequence[Generated]
+) -> str:
+    """How many answers the reference gives itself, to the same seeds."""
+    if not reference.philox:
+        return ""
+    theirs = reference.generate(prompts, sampling)
+    shared = [common_prefix(a.tokens, b.tokens) for a, b in zip(theirs, ours, strict=True)]
+    same = sum(s == len(b.tokens) for s, b in zip(shared, ours, strict=True))
+    return f"; {same} of {len(ours)} answers are the same from start to end"
+
+
+def _uniformity(places: Doubles) -> float:
+    """p-value of a chi-square test that `places` are uniform in [0, 1)."""
+    if not len(places):
+        return 1.0
+    counts = np.bincount(np.minimum((places * _BINS).astype(int), _BINS - 1), minlength=_BINS)
+    expected = len(places) / _BINS
+    return chi_square_tail(float(((counts - expected) ** 2 / expected).sum()), _BINS - 1)
+
+
+def _two_sample(
+    subject: Subject, reference: Reference, prompts: Sequence[Sequence[int]], samples: int
+) -> tuple[str, float | None]:
+    """p-value of next tokens drawn after each prompt being of one distribution; in words too."""
+    if not samples:
+        return "no samples were asked for", None
+
+    def draw(side: Subject | Reference, seed: int) -> list[Counter[int]]:
+        counts = []
+        for i, prompt in enumerate(prompts):
+            group = min(samples, 8)
+            asked = [
+                Sampling(max_tokens=1, temperature=1.0, seed=seed + i * samples + j, n=group, ignore_eos=True)
+                for j in range(math.ceil(samples / group))
+            ]
+            drawn = side.generate([prompt] * len(asked), asked)
+            counts.append(Counter(a.tokens[0] for a in drawn[:samples] if a.tokens))
+        return counts
+
+    try:
+        # Other seeds on either side: samples of the same draws would be alike, whatever the distributions.
+        ours, theirs = draw(subject, 1_000_000), draw(reference, 2_000_000)
+    except NotOffered as why:
+        return f"two samples: {why}", None
+    statistic, freedom = 0.0, 0
+    for a, b in zip(ours, theirs, strict=True):
+        own = two_sample_chi_square(a, b)
+        statistic, freedom = statistic + own[0], freedom + own[1]
+    p = chi_square_tail(statistic, freedom)
+    drawn_ = sum(a.total() for a in ours)
+    return f"two samples of {drawn_} tokens: {p:.2g} (χ² {statistic:.1f}, {freedom} degrees)", p
+
+
+def two_sample_chi_square(a: Counter[int], b: Counter[int]) -> tuple[float, int]:
+    """The statistic and its degrees of freedom; tokens that are too rare for the test count as one."""
+    frequent = sorted(t for t in a.keys() | b.keys() if a[t] + b[t] >= _LEAST)
+    rows = [(a[t], b[t]) for t in frequent]
+    rest = (a.total() - sum(x for x, _ in rows), b.total() - sum(y for _, y in rows))
+    if sum(rest) >= _LEAST:
+        rows.append(rest)
+    elif rows and sum(rest):
+        rows[-1] = (rows[-1][0] + rest[0], rows[-1][1] + rest[1])
+    if len(rows) < 2:
+        return 0.0, 0
+    total_a, total_b = sum(x for x, _ in rows), sum(y for _, y in rows)
+    if not total_a or not total_b:
+        return 0.0, 0
+    ratio = math.sqrt(total_b / total_a)
+    return sum((x * ratio - y / ratio) ** 2 / (x + y) for x, y in rows), len(rows) - 1
