@@ -20,7 +20,7 @@ class ReferenceOptions:
     dtype: str = "float32"
     """Of weights and activations: float32, bfloat16 or float16."""
     kv: str = "float"
-    """Keys and values: "float", the dtype's; "int8", with a scale per token and head, as the native engine keeps them."""
+    """Keys and values: "float", the dtype's; or "int8": rounded per token and head, as the native engine keeps them."""
     activations: str = "float"
     """"float"; or "int8": rounded per row and group of 32 before each quantised layer, as the native engine does."""
     block_size: int = 16

@@ -1,0 +1,41 @@
+"""Random numbers from a counter: Philox4x32-10 (Salmon et al., "Parallel Random Numbers: As Easy as 1, 2, 3", 2011).
+
+A draw depends on nothing but the request's seed and where it is drawn, so neither batch-mates nor preemption can
+disturb it, and the native engine draws the same:
+
+    key     = (seed mod 2³², seed ÷ 2³²)
+    counter = (which answer, position of the token in its sequence, what the draw is for, 0)
+    u       = 53 bits of the first two output words, as a fraction
+"""
+
+from __future__ import annotations
+
+WORD = 0xFFFFFFFF
+TOKEN = 0  # what a draw is for: the token itself
+
+
+def philox4x32(counter: tuple[int, int, int, int], key: tuple[int, int]) -> tuple[int, int, int, int]:
+    """Ten rounds over four 32-bit words."""
+    a, b, c, d = counter
+    low, high = key
+    for _ in range(10):
+        left, right = 0xD2511F53 * a, 0xCD9E8D57 * c
+        a, b, c, d = (right >> 32) ^ b ^ low, right & WORD, (left >> 32) ^ d ^ high, left & WORD
+        low, high = (low + 0x9E3779B9) & WORD, (high + 0xBB67AE85) & WORD
+    return a, b, c, d
+
+
+def uniform(seed: int, answer: int, position: int, purpose: int = TOKEN) -> float:
+    """A multiple of 2⁻⁵³ in [0, 1)."""
+    seed &= 2**64 - 1
+    first, second, _, _ = philox4x32((answer, position, purpose, 0), (seed & WORD, seed >> 32))
+    return ((first >> 5) * 2**26 + (second >> 6)) / 2**53
+
+
+def seed_of(request: int) -> int:
+    """The seed of a request that gives none: its number, mixed (SplitMix64; Steele et al., 2014)."""
+    mask = 2**64 - 1
+    z = request * 0x9E3779B97F4A7C15 & mask
+    z = (z ^ z >> 30) * 0xBF58476D1CE4E5B9 & mask
+    z = (z ^ z >> 27) * 0x94D049BB133111EB & mask
+    return z ^ z >> 31
