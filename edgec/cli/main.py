@@ -29,6 +29,8 @@ COMMANDS = (
     "run",
     "bench",
     "serve",
+    "reference",
+    "validate",
     "simulate",
     "inspect",
     "diff",
