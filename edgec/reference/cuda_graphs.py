@@ -31,6 +31,7 @@ def padded_sizes(max_batch: int) -> list[int]:
 class DecodeGraphs:
     """The layers of a model for batches of one row a sequence."""
 
+    @torch.inference_mode()
     def __init__(
         self,
         layers: Layers,
@@ -66,7 +67,7 @@ class DecodeGraphs:
             wanted=zeros(like.wanted, 0),
         )
         self._sizes = padded_sizes(max_batch)
-        make = capture or _CudaCapture()
+        make = capture or _CudaCapture(like.tokens.device)
         self._runs: dict[int, Run] = {}
         for size in reversed(self._sizes):
             batch = self._first(size)
@@ -107,10 +108,15 @@ class DecodeGraphs:
 class _CudaCapture:
     """Records what a function does on the device; all recordings share one pool of memory."""
 
-    def __init__(self) -> None:
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
         self._pool: Any = None
 
     def __call__(self, run: Run) -> Run:
+        with torch.cuda.device(self._device):
+            return self._capture(run)
+
+    def _capture(self, run: Run) -> Run:
         stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
         stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(stream):
@@ -123,7 +129,8 @@ class _CudaCapture:
         self._pool = self._pool or graph.pool()
 
         def replay() -> torch.Tensor:
-            graph.replay()
+            with torch.cuda.device(self._device):
+                graph.replay()
             return out
 
         return replay

@@ -11,6 +11,7 @@ from torch import nn
 
 from edgec.architectures.llama import Llama, LlamaConfig, RMSNorm
 from edgec.reference.attention import attention_for
+from edgec.reference.cuda_graphs import DecodeGraphs
 from edgec.reference.options import ReferenceOptions
 from edgec.reference.quantised import round_inputs_of, round_to_int8
 from edgec.reference.scheduler import Copy
@@ -97,6 +98,11 @@ class ModelRunner:
             raise EngineError(
                 Status.OVER_BUDGET, f"{self.blocks} blocks of keys and values don't fit the device"
             ) from error
+        self._graphs: DecodeGraphs | None = None
+        if self.device.type == "cuda" and options.cuda_graphs:
+            width = -(-context // options.block_size)
+            like = self.batch([Rows([0], 0, [0])])
+            self._graphs = DecodeGraphs(self.layers, like, max_batch=options.max_batch, table_width=width)
 
     def _affordable_blocks(self) -> int:
         options = self.options
@@ -152,7 +158,9 @@ class ModelRunner:
     @torch.inference_mode()
     def forward(self, batch: Batch) -> torch.Tensor:
         """Keys and values of all rows go to their slots; gives the wanted rows' final hidden states, (R, hidden)."""
-        hidden: torch.Tensor = self.model.norm(self.layers(batch)[batch.wanted])
+        graphs = self._graphs
+        rows = graphs(batch) if graphs is not None and graphs.fits(batch) else self.layers(batch)
+        hidden: torch.Tensor = self.model.norm(rows[batch.wanted])
         return hidden
 
     def layers(self, batch: Batch) -> torch.Tensor:

@@ -124,30 +124,31 @@ def paged_attention(
     group = heads // kv_heads
     out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
     q = q.contiguous()
-    assert q.stride() == out.stride() and k_pool.stride() == v_pool.stride() and k_pool.stride(2) == 1
+    assert k_pool.stride() == v_pool.stride() and k_pool.stride(2) == 1
     rows = max(ROWS if tokens <= sequences else PREFILL_ROWS, triton.next_power_of_2(group))
     tile = rows // group
-    _kernel[(tokens // tile + sequences, kv_heads)](
-        out,
-        q,
-        k_pool,
-        v_pool,
-        block_tables,
-        context_lens,
-        query_start,
-        scale,
-        sequences,
-        block_tables.stride(0),
-        q.stride(0),
-        q.stride(1),
-        k_pool.stride(0),
-        k_pool.stride(1),
-        BLOCK_SIZE=block_size,
-        GROUP=group,
-        D=dim,
-        D_PADDED=max(16, triton.next_power_of_2(dim)),
-        TILE=tile,
-        ROWS=rows,
-        POSITIONS=POSITIONS,
-    )
+    with torch.cuda.device_of(q):
+        _kernel[(tokens // tile + sequences, kv_heads)](
+            out,
+            q,
+            k_pool,
+            v_pool,
+            block_tables,
+            context_lens,
+            query_start,
+            scale,
+            sequences,
+            block_tables.stride(0),
+            out.stride(0),
+            out.stride(1),
+            k_pool.stride(0),
+            k_pool.stride(1),
+            BLOCK_SIZE=block_size,
+            GROUP=group,
+            D=dim,
+            D_PADDED=max(16, triton.next_power_of_2(dim)),
+            TILE=tile,
+            ROWS=rows,
+            POSITIONS=POSITIONS,
+        )
     return out
