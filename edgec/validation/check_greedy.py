@@ -1,8 +1,8 @@
 """Greedy answers on both sides: how long they are the same, and whether what parts them is more than rounding.
 
-Where two models differ a little, a token whose rival is as likely may turn over, and from there on the answers go their
-own ways; so only the first difference of an answer says anything. There the reference prefers its token a by P(a) − P(b)
-over the engine's b, and the engine prefers b. With Q the engine's distribution, Q(b) ≥ Q(a), and so
+Where two models differ a little, a token whose rival is as likely may turn over, and from there on the answers go
+their own ways; so only the first difference of an answer says anything. There the reference prefers its token a by
+P(a) − P(b) over the engine's b, and the engine prefers b. With Q the engine's distribution, Q(b) ≥ Q(a), and so
 
     P(a) − P(b) ≤ (P(a) − Q(a)) + (Q(b) − P(b)) ≤ ‖P − Q‖₁ ≤ √(2 · KL(P ‖ Q))
 

@@ -95,7 +95,6 @@ class _Tally:
         self.places: list[float] = []
         self.unlike = 0  # the reference's draw is another token
         self.expected = 0.0
-        self.variance = 0.0
         self.refusal = ""
         self._random = np.random.default_rng(0)
 
@@ -202,24 +201,32 @@ def _two_sample(
     for a, b in zip(ours, theirs, strict=True):
         own = two_sample_chi_square(a, b)
         statistic, freedom = statistic + own[0], freedom + own[1]
+    if not freedom:
+        return f"two samples: {samples} tokens a prompt are too few to compare", None
     p = chi_square_tail(statistic, freedom)
     drawn_ = sum(a.total() for a in ours)
     return f"two samples of {drawn_} tokens: {p:.2g} (χ² {statistic:.1f}, {freedom} degrees)", p
 
 
 def two_sample_chi_square(a: Counter[int], b: Counter[int]) -> tuple[float, int]:
-    """The statistic and its degrees of freedom; tokens that are too rare for the test count as one."""
-    frequent = sorted(t for t in a.keys() | b.keys() if a[t] + b[t] >= _LEAST)
-    rows = [(a[t], b[t]) for t in frequent]
-    rest = (a.total() - sum(x for x, _ in rows), b.total() - sum(y for _, y in rows))
-    if sum(rest) >= _LEAST:
-        rows.append(rest)
-    elif rows and sum(rest):
-        rows[-1] = (rows[-1][0] + rest[0], rows[-1][1] + rest[1])
-    if len(rows) < 2:
+    """The statistic and its degrees of freedom; neighbours among tokens that are too rare for the test count as one.
+
+    Neighbours by number, because that is the order in which a token is drawn: whoever draws too low a u draws too low
+    a token. Categories depend on the two samples' sum only, so neither side is favoured.
+    """
+    rows: list[tuple[int, int]] = []
+    rare = (0, 0)
+    for token in sorted(a.keys() | b.keys()):
+        if a[token] + b[token] >= _LEAST:
+            rows.append((a[token], b[token]))
+            continue
+        rare = (rare[0] + a[token], rare[1] + b[token])
+        if sum(rare) >= _LEAST:
+            rows.append(rare)
+            rare = (0, 0)
+    if sum(rare) and rows:
+        rows[-1] = (rows[-1][0] + rare[0], rows[-1][1] + rare[1])
+    if len(rows) < 2 or not a.total() or not b.total():
         return 0.0, 0
-    total_a, total_b = sum(x for x, _ in rows), sum(y for _, y in rows)
-    if not total_a or not total_b:
-        return 0.0, 0
-    ratio = math.sqrt(total_b / total_a)
+    ratio = math.sqrt(b.total() / a.total())
     return sum((x * ratio - y / ratio) ** 2 / (x + y) for x, y in rows), len(rows) - 1

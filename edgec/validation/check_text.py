@@ -100,12 +100,12 @@ def judge_text(comparison: TextComparison, reference: str, limits: Limits | None
         bound = "; a lower bound: the reference gives its likeliest tokens only" if comparison.partial else ""
         ninety_nine = float(np.quantile(comparison.kl, 0.99))
         text = f"nats a token over {count:,} tokens{bound}"
-        found.append(judged("kl", float(comparison.kl.mean()), limits and limits.kl, text, reference))
+        found.append(judged("kl", float(comparison.kl.mean()), limits.kl if limits else None, text, reference))
         text = f"99th percentile of the same; the greatest is {comparison.kl.max():.3g}"
-        found.append(judged("kl_p99", ninety_nine, limits and limits.kl_p99, text, reference))
+        found.append(judged("kl_p99", ninety_nine, limits.kl_p99 if limits else None, text, reference))
         agreement = float(comparison.agree.mean())
         text = f"{int((~comparison.agree).sum()):,} of {count:,} tokens have another likeliest successor"
-        found.append(judged("top1", agreement, limits and limits.top1, text, reference, least=True))
+        found.append(judged("top1", agreement, limits.top1 if limits else None, text, reference, least=True))
     else:
         why = "the reference gives no alternatives to the tokens of a text"
         found += [unproven(check, why, reference) for check in ("kl", "kl_p99", "top1")]

@@ -23,7 +23,7 @@ from edgec.validation.options import Limits
 from edgec.validation.scores import Scores, divergence
 
 if TYPE_CHECKING:
-    from edgec.architectures.llama import Llama
+    from edgec.reference.load import Loaded
     from edgec.validation.subjects import Subject
 
 _VANISHES = 0.1  # of the KL that is to be explained, at most, under the hypothesis that explains it
@@ -32,7 +32,7 @@ _TRIED = 96  # positions that hypotheses are tried on
 
 @dataclass(frozen=True)
 class Diagnosis:
-    """What was found out, in the order in which it is worth reading; `model_at_fault` when the logits are wrong."""
+    """What was found out, in the order in which it is worth reading."""
 
     lines: tuple[str, ...]
 
@@ -46,7 +46,7 @@ def diagnose(
     weights: Sequence[Difference],
     sampling: SamplingEvidence | None,
     window: Sequence[int],
-    model: Llama | None,
+    model: Loaded | None,
     rounded: bool,
 ) -> Diagnosis:
     """Explain failed findings.
@@ -55,8 +55,8 @@ def diagnose(
         text: the comparison with the reference that has the limits.
         weights: the bundle's tensors that are not the reference's.
         window: a piece of the text, to try hypotheses on.
-        model: the dense model of the reference; None where it can't be had.
-        rounded: the reference rounds keys and values (and its model's layers, activations).
+        model: the reference's; None where it can't be had.
+        rounded: the reference rounds activations, keys and values.
     """
     failed = {f.check for f in findings if f.verdict == "fail"}
     lines: list[str] = []
@@ -80,7 +80,7 @@ def _logits(
     limits: Limits,
     text: TextComparison,
     window: Sequence[int],
-    model: Llama | None,
+    model: Loaded | None,
     rounded: bool,
 ) -> list[str]:
     """Where in a text the two part, and under which hypothesis they don't."""
@@ -88,34 +88,35 @@ def _logits(
     first, later = by_position[0], float(text.kl[text.position > 0].mean()) if len(text.kl) > 1 else by_position[0]
     if first > limits.kl_p99 or first > 0.5 * later:
         return [
-            f"logits: they part at the first position already (KL {first:.3g}, later {later:.3g}), where attention sees "
-            "one token only: look at embeddings, norms, the MLPs and the head, and at how activations are rounded"
+            f"logits: they part at the first position already (KL {first:.3g}, later {later:.3g}), where attention "
+            "sees one token only: look at embeddings, norms, the MLPs and the head, and at how activations are rounded"
         ]
     start = next((p for p, kl in enumerate(by_position) if kl > max(limits.kl, 10 * first, 0.2 * later)), 1)
     lines = [
-        f"attention: the first position agrees (KL {first:.3g}) and those from {start} on don't (KL {later:.3g}): look at "
-        "attention, positions, or the cache of keys and values"
+        f"attention: the first position agrees (KL {first:.3g}) and those from {start} on don't (KL {later:.3g}): look "
+        "at attention, positions, or the cache of keys and values"
     ]
     if model is None:
         return [*lines, "attention: the reference's model can't be had here, so no hypothesis was tried"]
-    return lines + [_best_hypothesis(subject, model, window[: _TRIED + 1], rounded)]
+    return [*lines, _best_hypothesis(subject, model, window[: _TRIED + 1], rounded)]
 
 
-def _best_hypothesis(subject: Subject, model: Llama, window: Sequence[int], rounded: bool) -> str:
-    from edgec.validation.hypotheses import HYPOTHESES, RIGHT, logits_under
+def _best_hypothesis(subject: Subject, loaded: Loaded, window: Sequence[int], rounded: bool) -> str:
+    from edgec.validation.hypotheses import HYPOTHESES, RIGHT, Hypothesis, dense, logits_under
 
+    model = dense(loaded, rounded=rounded)
     ours = subject.score(window)
 
-    def distance(hypothesis: object) -> float:
-        logits = logits_under(model, window, hypothesis, rounded=rounded)  # type: ignore[arg-type]
+    def distance(hypothesis: Hypothesis) -> float:
+        logits = logits_under(model, window, hypothesis, rounded=rounded)
         return float(np.mean(divergence(Scores.whole(logits[:-1], window), ours)))
 
     now = distance(RIGHT)
     kl, best = min(((distance(h), h) for h in HYPOTHESES), key=lambda pair: pair[0])
     if kl > _VANISHES * now:
         return (
-            f"attention: none of {len(HYPOTHESES)} hypotheses explains it (the nearest is a reference {best.text}, with a "
-            f"KL of {kl:.3g} against {now:.3g}); look at the cache of keys and values"
+            f"attention: none of {len(HYPOTHESES)} hypotheses explains it (the nearest: a reference {best.text}, with "
+            f"a KL of {kl:.3g} against {now:.3g}); look at the cache of keys and values"
         )
     return f"agrees with a reference {best.text} (KL {kl:.3g} against {now:.3g}): {best.points_to}"
 
@@ -134,7 +135,7 @@ def _sampler(evidence: SamplingEvidence, failed: set[str], logits_agree: bool) -
         )
     else:
         how = (
-            "their distribution is the model's (chi-square): the sampler is not biased, it draws other numbers. Look at "
-            "the seed, the counter and the order of tokens"
+            "their distribution is the model's (chi-square): the sampler is not biased, it draws other numbers. Look "
+            "at the seed, the counter and the order of tokens"
         )
     return [f"sampler: {agree}, and {evidence.stray} sampled tokens don't follow their draws; {how}"]

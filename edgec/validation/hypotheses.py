@@ -1,7 +1,7 @@
-"""Ways in which an attention can be wrong, each as a small change of the dense model, to try which one an engine made.
+"""Ways in which an attention can be wrong, each as a small change of the dense model, to try which an engine made.
 
-What an engine got wrong is rarely random: positions off by one, another θ, the other convention of pairing channels, the
-wrong key-value head. A reference that is wrong in the same way agrees with it, which names the fault.
+What an engine got wrong is rarely random: positions off by one, another θ, the other convention of pairing channels,
+the wrong key-value head. A reference that is wrong in the same way agrees with it, which names the fault.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     import torch
 
     from edgec.architectures.llama import Llama
+    from edgec.reference.load import Loaded
 
 
 @dataclass(frozen=True)
@@ -52,11 +53,24 @@ HYPOTHESES = (
 )
 
 
+def dense(loaded: Loaded, *, rounded: bool) -> Llama:
+    """The model; `rounded`: its quantised layers see INT8 activations, as the native engine's do."""
+    import torch
+
+    from edgec.reference.model_runner import own_copy
+    from edgec.reference.quantised import round_inputs_of
+
+    model = own_copy(loaded.model, torch.device("cpu"), torch.float32)
+    if rounded:
+        round_inputs_of(model, loaded.quantised)
+    return model
+
+
 def logits_under(model: Llama, tokens: Sequence[int], hypothesis: Hypothesis, *, rounded: bool) -> NDArray[np.float32]:
     """(T, vocab) of the dense model, changed as the hypothesis says.
 
     Args:
-        rounded: keys and values are INT8; activations are where the model's layers have been told so (quantised.py).
+        rounded: keys and values are INT8; activations are where the model's layers have been told so (`dense`).
     """
     import torch
     from torch.nn import functional

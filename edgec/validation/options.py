@@ -60,7 +60,10 @@ class ValidateOptions(Options):
 
     def limits_of(self, target: str) -> Limits:
         """The limits for a target: the recipe's, and the defaults where it gives none."""
-        own = {name: given.model_dump(exclude_none=True) for name, given in self.limits.items()}.get(target, {})  # type: ignore[attr-defined]
+        own: dict[str, float] = {}
+        for name, given in self.limits.items():
+            if name == target:
+                own = given.model_dump(exclude_none=True)
         return Limits(**{**DEFAULTS.get(target, EXACT), **own})
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from edgec.errors import ToolMissing, UsageError
 from edgec.reference.engine import ReferenceEngine
 from edgec.reference.load import Loaded
 from edgec.reference.options import ReferenceOptions
@@ -11,6 +12,22 @@ from edgec.runtime.sampling import Sampling
 from edgec.validation.requests import answer
 from edgec.validation.scores import Scores
 from edgec.validation.subjects import Generated
+
+
+def check_device(device: str) -> None:
+    """
+    Raises:
+        UsageError: no such device.
+        ToolMissing: CUDA is asked for, and isn't here.
+    """
+    kind = device.partition(":")[0]
+    if kind not in ("cpu", "cuda"):
+        raise UsageError(f"--device {device}: it must be cpu or cuda")
+    if kind == "cuda":
+        import torch
+
+        if not torch.cuda.is_available():
+            raise ToolMissing(f"--device {device}: PyTorch finds no CUDA device here", hint="use --device cpu")
 
 
 class EngineReference:

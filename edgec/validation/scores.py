@@ -57,13 +57,15 @@ class Scores:
     def best(self) -> NDArray[np.int64]:
         """(T − 1,) the likeliest token; −1 when none is known."""
         if self.logits is not None:
-            return self.logits.argmax(-1)
+            best: NDArray[np.int64] = self.logits.argmax(-1)
+            return best
         if not self.ids.shape[1]:
             return np.full(len(self), -1, np.int64)
         return self.ids[:, 0].astype(np.int64)
 
     def logprob(self, row: int, token: int) -> float | None:
-        """Log-probability of a token in a row; None when it isn't known."""
+        """Log-probability of a token in a row (−1: the last); None when it isn't known."""
+        row %= len(self)
         if self.logits is not None:
             logits = self.logits[row : row + 1]
             return float(logits[0, token] - log_total(logits)[0])
@@ -88,7 +90,7 @@ def log_total(logits: Floats) -> Doubles:
 
 def log_softmax(logits: Floats) -> Doubles:
     """(T, vocab) in double."""
-    return cast(Doubles, logits.astype(np.float64) - log_total(logits)[:, None])
+    return logits.astype(np.float64) - log_total(logits)[:, None]
 
 
 def divergence(reference: Scores, subject: Scores) -> Doubles:
