@@ -22,7 +22,7 @@ from edgec.architectures.llama import Llama, LlamaConfig
 from edgec.build import Listener, build
 from edgec.checkpoint import load_model
 from edgec.decoder import program_state, read_decoder
-from edgec.errors import Reason, RecipeError, SourceError, StoreError, UsageError
+from edgec.errors import EdgecError, Reason, SourceError, StoreError, UsageError
 from edgec.model import Program
 from edgec.plan import make_plan
 from edgec.recipe import Recipe, load_recipe
@@ -171,7 +171,7 @@ def _from_bundle(
             # Without its gates: they may be on targets that this bundle was built without.
             recipe = load_recipe(bundle / "recipe.json", overrides=["gates={}"])
             return _from_recipe(recipe, weights, store, listener)
-        except (SourceError, RecipeError) as error:
+        except EdgecError as error:  # a stage's own, from its process
             if error.reason not in _ABSENT:
                 raise
             absent = error.message
