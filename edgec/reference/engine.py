@@ -24,6 +24,7 @@ from numpy.typing import NDArray
 from edgec.architectures.llama import Llama
 from edgec.errors import UsageError
 from edgec.reference.block_manager import BlockManager
+from edgec.reference.exact import ExactRunner
 from edgec.reference.model_runner import Batch, ModelRunner, Rows
 from edgec.reference.options import ReferenceOptions
 from edgec.reference.philox import seed_of
@@ -104,7 +105,11 @@ class ReferenceEngine:
         self.failure = ""
         """What the latest step failed at."""
         self._tokenizer = tokenizer
-        self._runner = ModelRunner(model, options, context, quantised=quantised)
+        self._runner = (
+            ExactRunner(model, options, context, quantised=quantised)
+            if options.activations == "int8"
+            else ModelRunner(model, options, context)
+        )
         self._manager = BlockManager(self._runner.blocks, options.block_size)
         self._capacity = min(context, self._runner.blocks * options.block_size)
         self._scheduler = Scheduler(

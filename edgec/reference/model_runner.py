@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -13,7 +13,7 @@ from edgec.architectures.llama import Llama, LlamaConfig, RMSNorm
 from edgec.reference.attention import attention_for
 from edgec.reference.cuda_graphs import DecodeGraphs
 from edgec.reference.options import ReferenceOptions
-from edgec.reference.quantised import round_inputs_of, round_to_int8
+from edgec.reference.quantised import round_to_int8
 from edgec.reference.scheduler import Copy
 from edgec.runtime.abi import Status
 from edgec.runtime.failures import EngineError
@@ -59,13 +59,10 @@ class ModelRunner:
     `layers` is a function of tensors alone and writes nothing but the pools, so it can be captured as a CUDA graph.
     """
 
-    def __init__(
-        self, model: Llama, options: ReferenceOptions, context: int, *, quantised: Collection[str] = ()
-    ) -> None:
+    def __init__(self, model: Llama, options: ReferenceOptions, context: int) -> None:
         """
         Args:
             model: float32. Its weights are shared where they can stay as they are, and copied otherwise.
-            quantised: linear layers that see rounded activations, when the options say "int8".
 
         Raises:
             EngineError: OVER_BUDGET when not one block fits the memory.
@@ -76,8 +73,6 @@ class ModelRunner:
         self.dtype: torch.dtype = getattr(torch, options.dtype)
         self.context = context
         self.model = own_copy(model, self.device, self.dtype)
-        if options.activations == "int8":
-            round_inputs_of(self.model, quantised)
         self._attention = attention_for(self.device)
         cos, sin = self.model.rope(context, self.device)
         self._cos, self._sin = cos.to(self.dtype), sin.to(self.dtype)  # (context, 1, D)
@@ -87,7 +82,7 @@ class ModelRunner:
         slots = self.blocks * options.block_size
         shape = (slots, self.config.kv_heads, self.config.head_dim)
         try:
-            self.pools = [
+            self.pools: list[tuple[torch.Tensor, ...]] = [
                 (
                     torch.zeros(shape, dtype=self.dtype, device=self.device),
                     torch.zeros(shape, dtype=self.dtype, device=self.device),
@@ -168,7 +163,8 @@ class ModelRunner:
         x: torch.Tensor
         cos, sin = self._cos[batch.positions], self._sin[batch.positions]  # (T, 1, D)
         x = self.model.embed_tokens(batch.tokens)[None]  # (1, T, hidden): the packed batch is one row of sequences
-        for layer, (k_pool, v_pool) in zip(self.model.blocks(), self.pools, strict=True):
+        for layer, pools in zip(self.model.blocks(), self.pools, strict=True):
+            k_pool, v_pool = pools
             q, k, v = layer.self_attn.project(layer.input_layernorm(x), cos, sin)  # (1, T, H or Hkv, D)
             if self.options.kv == "int8":
                 k, v = round_to_int8(k), round_to_int8(v)
