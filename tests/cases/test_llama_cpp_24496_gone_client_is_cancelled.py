@@ -10,8 +10,9 @@ from collections.abc import Callable
 
 import pytest
 
-from tests.serving.conftest import Served, edgec_serve, fake_bundle, fake_library  # noqa: F401 - fixtures
-from tests.serving.test_process import LONG, read_until, send, wait_for
+from tests.raw_http import Served, read_until, send, wait_for
+from tests.serving.conftest import edgec_serve, fake_bundle, fake_library  # noqa: F401 - fixtures
+from tests.serving.test_process import LONG
 
 STEP_US = 100_000
 

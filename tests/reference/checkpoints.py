@@ -13,7 +13,7 @@ from edgec.architectures.llama import Llama, LlamaConfig
 from tests.fake_engine import SPECIAL, TEMPLATE
 
 CONFIG = LlamaConfig(
-    vocab_size=260, hidden_size=48, intermediate_size=80, layers=2, heads=6, kv_heads=2, head_dim=8, max_positions=512
+    vocab_size=260, hidden_size=48, intermediate_size=80, layers=2, heads=6, kv_heads=2, head_dim=8, max_positions=4096
 )
 END = 257  # <|im_end|>
 

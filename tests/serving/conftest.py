@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import os
-import re
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +19,7 @@ from edgec.runtime.library import load
 from edgec.serving.app import create_app
 from edgec.serving.limits import Limits
 from tests.fake_engine import compile_fake, write_bundle
+from tests.raw_http import Served, started
 
 Connect = Callable[..., TestClient]
 
@@ -53,39 +52,20 @@ def client(connect: Connect) -> TestClient:
     return connect()
 
 
-@dataclass
-class Served:
-    """A running `edgec serve`."""
-
-    process: subprocess.Popen[str]
-    host: str
-    port: int
-
-    @property
-    def url(self) -> str:
-        return f"http://{self.host}:{self.port}"
-
-
 @pytest.fixture
 def edgec_serve(fake_library: Path, fake_bundle: Path) -> Iterator[Callable[..., Served]]:
     """Start `edgec serve` with arguments, and with steps of so many microseconds."""
-    started: list[subprocess.Popen[str]] = []
+    processes: list[subprocess.Popen[str]] = []
 
     def start(*arguments: str, step_us: int = 0) -> Served:
         environment = os.environ | {"EDGEC_LIBRARY": str(fake_library), "FAKE_STEP_US": str(step_us)}
         command = [sys.executable, "-m", "edgec", "serve", str(fake_bundle), "--port", "0", *arguments]
         process = subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True)
-        started.append(process)
-        assert process.stderr is not None
-        lines = []
-        for line in process.stderr:
-            lines.append(line)
-            if found := re.fullmatch(r"serving on http://(.+):(\d+)\n", line):
-                return Served(process, found[1], int(found[2]))
-        raise AssertionError("it did not start: " + "".join(lines))
+        processes.append(process)
+        return started(process)
 
     yield start
-    for process in started:
+    for process in processes:
         if process.poll() is None:
             process.kill()
         process.communicate()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 import signal
 import socket
@@ -10,57 +9,12 @@ import subprocess
 import time
 import urllib.request
 from collections.abc import Callable
-from typing import Any
 
 import pytest
 
-from tests.serving.conftest import Served
+from tests.raw_http import Served, metrics, read_all, read_until, send, wait_for
 
 Serve = Callable[..., Served]
-
-
-def send(served: Served, body: dict[str, Any], path: str = "/v1/completions") -> socket.socket:
-    """A request, of which nothing has been read yet."""
-    raw = json.dumps(body).encode()
-    lines = (
-        f"POST {path} HTTP/1.1",
-        "Host: localhost",
-        "Content-Type: application/json",
-        f"Content-Length: {len(raw)}",
-    )
-    connection = socket.create_connection((served.host, served.port), timeout=30)
-    connection.sendall("\r\n".join([*lines, "", ""]).encode() + raw)
-    return connection
-
-
-def read_until(connection: socket.socket, what: bytes) -> bytes:
-    seen = b""
-    while what not in seen:
-        piece = connection.recv(65536)
-        if not piece:
-            raise AssertionError(f"closed after {seen!r}")
-        seen += piece
-    return seen
-
-
-def read_all(connection: socket.socket) -> bytes:
-    seen = b""
-    while piece := connection.recv(65536):
-        seen += piece
-    return seen
-
-
-def metrics(served: Served) -> dict[str, float]:
-    with urllib.request.urlopen(f"{served.url}/metrics", timeout=30) as response:
-        lines = response.read().decode().splitlines()
-    return {line.rpartition(" ")[0]: float(line.rpartition(" ")[2]) for line in lines if not line.startswith("#")}
-
-
-def wait_for(served: Served, condition: Callable[[dict[str, float]], bool]) -> dict[str, float]:
-    """The metrics, when they are as wanted; a server on which that never happens is ended by the test's timeout."""
-    while not condition(found := metrics(served)):
-        time.sleep(0.01)
-    return found
 
 
 LONG = {"prompt": "hello", "max_tokens": 400, "ignore_eos": True}
