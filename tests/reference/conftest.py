@@ -48,7 +48,8 @@ class servers:
 
     def _start(self, *arguments: str | Path, model: Path | None = None) -> Served:
         command = [sys.executable, "-m", "edgec", "reference", str(model or self._model), "--port", "0"]
-        whole = [*command, "--device", "cpu", *map(str, arguments)]
+        device = () if "--device" in arguments else ("--device", "cpu")
+        whole = [*command, *device, *map(str, arguments)]
         process = subprocess.Popen(whole, stderr=subprocess.PIPE, text=True)
         self._processes.append(process)
         return started(process)
