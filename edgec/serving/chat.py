@@ -84,8 +84,8 @@ class ChatCompletion:
         return [{**self._score(event.token, finite(event.logprob)), "top_logprobs": top}]
 
     def _score(self, token: int, logprob: float | None) -> dict[str, Any]:
-        raw = self._backend.token_bytes(token)
-        return {"token": token_name(self._backend, token), "logprob": logprob, "bytes": list(raw)}
+        name = token_name(self._backend, token, as_id=self._asked.return_tokens_as_token_ids)
+        return {"token": name, "logprob": logprob, "bytes": list(self._backend.token_bytes(token))}
 
 
 def _delta(

@@ -24,6 +24,7 @@ class Completion:
         self._usage = Usage()
         self._prompts: list[str | list[int]] = asked.prompts
         self._scores = [_Logprobs() for _ in self._prompts]  # of each prompt's own tokens, for `echo`
+        self._scored: dict[int, int] = {}  # characters of each prompt that are scored, for text_offset
         self._echoed: set[int] = set()
         self._lengths: dict[int, int] = {}  # characters of each choice so far, for text_offset
 
@@ -84,7 +85,8 @@ class Completion:
             index = prompt * self._asked.n + event.sequence
             if event.kind is EventKind.PROMPT_SCORE:
                 if event.sequence == 0:  # all sequences of a prompt share it
-                    self._score(self._scores[prompt], event, sum(map(len, self._scores[prompt].tokens)))
+                    self._score(self._scores[prompt], event, self._scored.get(prompt, 0))
+                    self._scored[prompt] = self._scored.get(prompt, 0) + len(token_name(self._backend, event.token))
                 continue
             if self._asked.echo and index not in self._echoed:
                 self._echoed.add(index)
@@ -115,14 +117,15 @@ class Completion:
         return {"text": text, "index": index, "logprobs": scores, "finish_reason": reason}
 
     def _score(self, to: _Logprobs, event: Event, offset: int) -> None:
-        name = token_name(self._backend, event.token)
+        as_id = self._asked.return_tokens_as_token_ids
+        name = token_name(self._backend, event.token, as_id=as_id)
         to.tokens.append(name)
         to.token_logprobs.append(finite(event.logprob))
         to.text_offset.append(offset)
         if not self._asked.logprobs or event.logprob is None:
             to.top_logprobs.append(None)
             return
-        top = {token_name(self._backend, token): logprob for token, logprob in alternatives(event)}
+        top = {token_name(self._backend, token, as_id=as_id): logprob for token, logprob in alternatives(event)}
         top.setdefault(name, max(event.logprob, -9999.0))  # OpenAI: the token itself is always among them
         to.top_logprobs.append(top)
 

@@ -1,7 +1,8 @@
 """OpenAI's requests, as far as the engine does what they ask; the rest is refused by name, never ignored.
 
 Beyond OpenAI's fields, with the names that vLLM gave them: top_k, min_p, repetition_penalty, ignore_eos,
-stop_token_ids, priority, cache_salt. `user` names the tenant, among whom the engine is shared fairly.
+stop_token_ids, priority, cache_salt, and return_tokens_as_token_ids (tokens among log-probabilities go by `token_id:N`,
+because two may have one text). `user` names the tenant, among whom the engine is shared fairly.
 """
 
 from __future__ import annotations
@@ -72,6 +73,7 @@ class _Generation(_Body):
     stop_token_ids: list[Token] = Field(default_factory=list, max_length=64)
     priority: int = Field(0, ge=-8, le=7)
     cache_salt: str = Field("", max_length=512)
+    return_tokens_as_token_ids: bool = False
 
     @field_validator("logit_bias")
     @classmethod

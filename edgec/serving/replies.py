@@ -57,8 +57,10 @@ class Envelope:
         return {**head, "choices": choices, **more}
 
 
-def token_name(backend: Backend, token: int) -> str:
-    """A token as text; bytes that are no text alone are spelt out, as OpenAI does."""
+def token_name(backend: Backend, token: int, *, as_id: bool = False) -> str:
+    """A token as text, bytes that are no text alone spelt out, as OpenAI does; or by its number, as vLLM does."""
+    if as_id:
+        return f"token_id:{token}"
     raw = backend.token_bytes(token)
     try:
         return raw.decode()

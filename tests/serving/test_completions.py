@@ -80,6 +80,13 @@ def test_logprobs_are_parallel_lists_and_hold_the_token_itself(client: TestClien
     assert logprobs["top_logprobs"][0] == {"a": -0.5, "b": -1.5}
 
 
+def test_tokens_go_by_their_numbers_when_asked(client: TestClient) -> None:
+    body = {"prompt": "ab", "logprobs": 2, "echo": True, "return_tokens_as_token_ids": True}
+    logprobs = post(client, **body).json()["choices"][0]["logprobs"]
+    assert logprobs["tokens"] == ["token_id:97", "token_id:98"] * 2 and logprobs["text_offset"] == [0, 1, 2, 3]
+    assert logprobs["top_logprobs"][2] == {"token_id:97": -0.5, "token_id:98": -1.5}
+
+
 def test_streamed_logprobs_are_the_whole_ones(client: TestClient) -> None:
     body = {"prompt": "añb", "logprobs": 1, "echo": True}
     whole = post(client, **body).json()["choices"][0]
