@@ -10,7 +10,7 @@ Each window starts with nothing before it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -54,6 +54,11 @@ class TextComparison:
         return len(self.kl) > 0 and bool(np.isfinite(self.kl).all())
 
     @property
+    def summary(self) -> tuple[float, float, float]:
+        """Mean KL, its 99th percentile, and the share of tokens with the same likeliest successor."""
+        return float(self.kl.mean()), float(np.quantile(self.kl, 0.99)), float(self.agree.mean())
+
+    @property
     def greatest(self) -> float | None:
         """The greatest KL at any token."""
         return float(self.kl.max()) if self.has_kl else None
@@ -68,14 +73,11 @@ class TextComparison:
 
 
 def compare_text(
-    subject: Subject,
-    references: Sequence[Reference],
-    windows: Sequence[Sequence[int]],
-    progress: Callable[[int, int], None] = lambda done, total: None,
+    subject: Subject, references: Sequence[Reference], windows: Sequence[Sequence[int]]
 ) -> dict[str, TextComparison]:
     """Score every window once on each side; by the references' names. A reference that refuses is left at that."""
     found = {r.name: TextComparison() for r in references}
-    for number, window in enumerate(windows):
+    for window in windows:
         ours = subject.score(window)
         for reference in references:
             comparison = found[reference.name]
@@ -85,7 +87,6 @@ def compare_text(
                 comparison.add(reference.score(window), ours)
             except NotOffered as why:
                 comparison.refusal = str(why)
-        progress(number + 1, len(windows))
     return found
 
 
@@ -98,14 +99,13 @@ def judge_text(comparison: TextComparison, reference: str, limits: Limits | None
     found = []
     if comparison.has_kl:
         bound = "; a lower bound: the reference gives its likeliest tokens only" if comparison.partial else ""
-        ninety_nine = float(np.quantile(comparison.kl, 0.99))
+        kl, kl_p99, top1 = comparison.summary
         text = f"nats a token over {count:,} tokens{bound}"
-        found.append(judged("kl", float(comparison.kl.mean()), limits.kl if limits else None, text, reference))
+        found.append(judged("kl", kl, limits.kl if limits else None, text, reference))
         text = f"99th percentile of the same; the greatest is {comparison.kl.max():.3g}"
-        found.append(judged("kl_p99", ninety_nine, limits.kl_p99 if limits else None, text, reference))
-        agreement = float(comparison.agree.mean())
+        found.append(judged("kl_p99", kl_p99, limits.kl_p99 if limits else None, text, reference))
         text = f"{int((~comparison.agree).sum()):,} of {count:,} tokens have another likeliest successor"
-        found.append(judged("top1", agreement, limits.top1 if limits else None, text, reference, least=True))
+        found.append(judged("top1", top1, limits.top1 if limits else None, text, reference, least=True))
     else:
         why = "the reference gives no alternatives to the tokens of a text"
         found += [unproven(check, why, reference) for check in ("kl", "kl_p99", "top1")]

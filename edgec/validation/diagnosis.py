@@ -24,9 +24,10 @@ from edgec.validation.scores import Scores, divergence
 
 if TYPE_CHECKING:
     from edgec.reference.load import Loaded
-    from edgec.validation.subjects import Subject
+    from edgec.validation.subjects import Reference, Subject
 
 _VANISHES = 0.1  # of the KL that is to be explained, at most, under the hypothesis that explains it
+_LIKE_ITSELF = 1.5  # times the KL of the reference to itself: means over a window differ by a tenth or two
 _TRIED = 96  # positions that hypotheses are tried on
 
 
@@ -47,6 +48,7 @@ def diagnose(
     sampling: SamplingEvidence | None,
     window: Sequence[int],
     model: Loaded | None,
+    reference: Reference,
     rounded: bool,
 ) -> Diagnosis:
     """Explain failed findings.
@@ -56,14 +58,15 @@ def diagnose(
         weights: the bundle's tensors that are not the reference's.
         window: a piece of the text, to try hypotheses on.
         model: the reference's; None where it can't be had.
-        rounded: the reference rounds activations, keys and values.
+        reference: the one with the limits.
+        rounded: it rounds activations, keys and values.
     """
     failed = {f.check for f in findings if f.verdict == "fail"}
     lines: list[str] = []
     for difference in sorted(weights, key=lambda d: -d.relative)[:3]:
         lines.append(f"weights: {difference.text}")
     if failed & {"kl", "kl_p99", "top1", "greedy"} and text is not None and text.has_kl and not weights:
-        lines += _logits(subject, limits, text, window, model, rounded)
+        lines += _rounding(text, reference, window) or _logits(subject, limits, text, window, model, rounded)
     logits_agree = not failed & {"kl", "kl_p99", "top1"}
     if sampling is not None and failed & {"draws", "sampled", "distribution"}:
         lines += _sampler(sampling, failed, logits_agree)
@@ -73,6 +76,25 @@ def diagnose(
             "placed into blocks, and at what is shared between sequences"
         )
     return Diagnosis(tuple(lines))
+
+
+def _rounding(text: TextComparison, reference: Reference, window: Sequence[int]) -> list[str]:
+    """Whether the engine is as near to the reference as that is to itself."""
+    from edgec.validation.reference_subject import SHAKE, EngineReference
+
+    if not isinstance(reference, EngineReference) or not reference.rounded:
+        return []
+    shaken = reference.shaken()
+    itself = float(divergence(reference.score(window), shaken.score(window)).mean())
+    shaken.close()
+    ours = float(text.kl.mean())
+    if ours > _LIKE_ITSELF * itself:
+        return []
+    return [
+        f"rounding: the engine is no further from the reference (KL {ours:.3g}) than that is from itself when "
+        f"embeddings change by {SHAKE:g} ({itself:.3g}): the model is right and a last bit isn't; look at the order of "
+        "float sums, at fused multiply-adds, and at which kernels are used"
+    ]
 
 
 def _logits(
@@ -98,10 +120,10 @@ def _logits(
     ]
     if model is None:
         return [*lines, "attention: the reference's model can't be had here, so no hypothesis was tried"]
-    return [*lines, _best_hypothesis(subject, model, window[: _TRIED + 1], rounded)]
+    return [*lines, _best_hypothesis(subject, model, window[: _TRIED + 1], rounded, limits.kl)]
 
 
-def _best_hypothesis(subject: Subject, loaded: Loaded, window: Sequence[int], rounded: bool) -> str:
+def _best_hypothesis(subject: Subject, loaded: Loaded, window: Sequence[int], rounded: bool, limit: float) -> str:
     from edgec.validation.hypotheses import HYPOTHESES, RIGHT, Hypothesis, dense, logits_under
 
     model = dense(loaded, rounded=rounded)
@@ -113,7 +135,7 @@ def _best_hypothesis(subject: Subject, loaded: Loaded, window: Sequence[int], ro
 
     now = distance(RIGHT)
     kl, best = min(((distance(h), h) for h in HYPOTHESES), key=lambda pair: pair[0])
-    if kl > _VANISHES * now:
+    if kl > max(_VANISHES * now, limit) or kl > 0.5 * now:
         return (
             f"attention: none of {len(HYPOTHESES)} hypotheses explains it (the nearest: a reference {best.text}, with "
             f"a KL of {kl:.3g} against {now:.3g}); look at the cache of keys and values"

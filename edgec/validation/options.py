@@ -75,9 +75,9 @@ class Limits(Options):
     top1: float
 
 
-# Native: the reference rounds activations, keys and values as the engine does, so what is left is the order of float32
-# sums, which turns a rounding over now and then. TVM computes the Program as it is. ONNX Runtime and LiteRT round
-# activations where the Program doesn't; their limits are those of recipes/smollm2-135m.yaml against the float model.
+# Native: the reference has the engine's own arithmetic to the last bit (edgec/reference/exact.py), so nothing is left
+# but faults. TVM computes the Program as it is. ONNX Runtime and LiteRT round activations where the Program doesn't:
+# their limits are those of recipes/smollm2-135m.yaml against the float model.
 EXACT: dict[str, float] = {"kl": 1e-3, "kl_p99": 1e-2, "top1": 0.995}
 DEFAULTS: dict[str, dict[str, float]] = {
     "native": EXACT,

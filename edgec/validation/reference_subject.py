@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from edgec.errors import ToolMissing, UsageError
 from edgec.reference.engine import ReferenceEngine
@@ -12,6 +13,8 @@ from edgec.runtime.sampling import Sampling
 from edgec.validation.requests import answer
 from edgec.validation.scores import Scores
 from edgec.validation.subjects import Generated
+
+SHAKE = 1e-7  # about a unit in the last place of float32
 
 
 def check_device(device: str) -> None:
@@ -39,6 +42,7 @@ class EngineReference:
         self.loaded = loaded
         self.name = name
         self.rounded = rounded
+        self._device = device
         numbers = "int8" if rounded else "float"
         self.context = context or loaded.context
         self._engine = ReferenceEngine(
@@ -59,6 +63,19 @@ class EngineReference:
 
     def generate(self, prompts: Sequence[Sequence[int]], sampling: Sequence[Sampling]) -> list[Generated]:
         return answer(self._engine, prompts, sampling)
+
+    def shaken(self) -> EngineReference:
+        """The same with embeddings changed by one part in ten million: what rounding makes of less than nothing."""
+        import torch
+
+        from edgec.reference.model_runner import own_copy
+
+        model = own_copy(self.loaded.model, torch.device("cpu"), torch.float32)
+        table = model.embed_tokens.weight.detach()
+        noise = torch.randn(table.shape, generator=torch.Generator().manual_seed(0))
+        model.embed_tokens.weight = torch.nn.Parameter(table * (1 + SHAKE * noise))  # the head keeps its own
+        loaded = replace(self.loaded, model=model)
+        return EngineReference(loaded, self.name, rounded=self.rounded, device=self._device, context=self.context)
 
     def close(self) -> None:
         self._engine.close()

@@ -269,6 +269,7 @@ class _Run:
             sampling=self.sampling,
             window=self.material.windows[0],
             model=model,
+            reference=self.gating,
             rounded=self.subject.target == "native",
         ).lines
 
