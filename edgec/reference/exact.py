@@ -45,7 +45,7 @@ def sum_of_products(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
     first = a[0] * b[0]
     if a.device.type == "cpu" and len(a) * first.numel() <= SMALL:
         # NumPy sums pairwise along contiguous memory only; over another axis it adds slice by slice.
-        products = (a * b).reshape(len(a), -1).numpy()
+        products = (a * b).contiguous().view(len(a), -1).numpy()
         if products.shape[1] > 1:
             return torch.from_numpy(np.add.reduce(products, axis=0)).view(first.shape)
     product = torch.empty_like(first)
@@ -165,7 +165,7 @@ def integers_of(name: str, weight: torch.Tensor) -> tuple[torch.Tensor, torch.Te
 
 
 class ExactRunner(ModelRunner):
-    """A model with INT8 weights and activations, computed as the native engine does; keys and values INT8 or float32."""
+    """A model with INT8 weights and activations, as the native engine computes it; keys and values INT8 or float32."""
 
     def __init__(
         self, model: Llama, options: ReferenceOptions, context: int, *, quantised: Collection[str] = ()
