@@ -32,6 +32,7 @@ from edgec.report.document import (
     complete,
 )
 from edgec.report.parts import ErrorRecord
+from edgec.report.validation import Validation
 from edgec.stages import Request
 from edgec.store import OUTPUT_HINT, Entry, Store, store_error
 from edgec.tasks.base import TaskContext
@@ -268,6 +269,8 @@ class _Run:
                 source_metric=self._source_metric(result["samples"]),
                 warnings=log["warnings"],
             )
+        if stage.kind == "validate":
+            document.validation = Validation.model_validate_json((entry.out / "validation.json").read_bytes())
         return record
 
     def _source_metric(self, samples: int | None) -> float | None:

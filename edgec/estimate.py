@@ -27,6 +27,7 @@ MEMORY: dict[str, tuple[int, float]] = {
     "tflite": (1400, 9.0),
     "coreml": (1000, 8.0),
     "tvm": (900, 6.0),
+    "validate": (900, 4.0),
 }
 OTHER_TARGET = (900, 8.0)
 
@@ -47,7 +48,7 @@ class Estimate:
 
     def known(self, stage: Stage, result: dict[str, Any]) -> None:
         """Take the numbers of a finished stage."""
-        if stage.kind != "target":
+        if stage.kind not in ("target", "validate"):
             self.parameters, self.bytes = result["parameters"], result["bytes"]
 
     def guess(self, stage: Stage) -> tuple[int | None, int | None]:
@@ -56,6 +57,8 @@ class Estimate:
         if self.parameters is None:
             return None, base * MIB
         float_bytes = 4 * self.parameters
+        if stage.kind == "validate":
+            return None, int(base * MIB + copies * float_bytes)
         if stage.name == "prune" and (sparsity := stage.options.get("sparsity")):
             # Structured pruning removes a share of both the inputs and the outputs of most layers.
             self.parameters *= (1 - sparsity) ** 2

@@ -13,7 +13,8 @@ limit on the metric's drop and one on parity. Where these defaults find nothing 
       proven: [onnxruntime, tflite, tvm]
       compare: ["quantize.qat_top1 >= quantize.ptq_top1"]
 
-A parity gate that fails ends the build with exit code 6, any other with 3.
+What a recipe's `validate:` finds are gates too, `validate.<check>.<target>`. A gate of parity or of validation that
+fails ends the build with exit code 6, any other with 3.
 """
 
 from __future__ import annotations
@@ -147,7 +148,7 @@ class Verdict:
 
     @property
     def is_parity(self) -> bool:
-        return self.name.startswith("parity.")
+        return self.name.startswith(("parity.", "validate."))
 
     def sentence(self) -> str:
         """For the error's one line."""
@@ -167,7 +168,7 @@ def judge(gates: Gates, document: BuildDocument) -> list[Verdict]:
     from edgec.comparison import judge_comparison
 
     verdicts = [*_sizes_and_counts(gates, document), *_metrics(gates, document), *_drops(gates, document)]
-    verdicts += [*_parity(gates, document), *_proven(gates, document)]
+    verdicts += [*_parity(gates, document), *_proven(gates, document), *_validation(document)]
     verdicts += [judge_comparison(text, document) for text in gates.compare]
     return verdicts
 
@@ -189,7 +190,10 @@ def gate_error(verdicts: list[Verdict]) -> EdgecError | None:
     message = f"gate failed: {broken[0].sentence()}{more}"
     code = exit_code(verdicts)
     if code == ExitCode.PARITY_FAILED:
-        return ParityError(message, hint="`edgec diff` shows the first tensor at which two artefacts part")
+        hint = "`edgec diff` shows the first tensor at which two artefacts part"
+        if broken[0].name.startswith("validate."):
+            hint = "`edgec validate` shows every number; the report's warnings say where to look"
+        return ParityError(message, hint=hint)
     unproven = all(v.verdict == "unproven" for v in broken)
     hint = "the gates' table in the report has every value; change the recipe, or its `gates:`"
     return GateFailed(message, hint=hint, reason=Reason.UNPROVEN if unproven else Reason.GATE)
@@ -287,6 +291,22 @@ def _parity(gates: Gates, document: BuildDocument) -> Iterator[Verdict]:
             least = measure in ("cosine", "sqnr_db")
             gate = f"parity.{measure}.{name}"
             yield _verdict(gate, limit, value, least=least, required=asked, note=note)
+
+
+def _validation(document: BuildDocument) -> Iterator[Verdict]:
+    """What the recipe's `validate:` found; numbers that are only reported are no gates."""
+    for name, target in document.validation.targets.items() if document.validation else ():
+        for finding in target.findings:
+            if finding.verdict == "reported" or (finding.verdict == "unproven" and not finding.required):
+                continue
+            yield Verdict(
+                f"validate.{finding.check}.{name}",
+                "executed" if finding.limit is None else finding.limit,
+                finding.value,
+                finding.verdict,
+                finding.required or finding.verdict == "fail",
+                finding.message,
+            )
 
 
 def _proven(gates: Gates, document: BuildDocument) -> Iterator[Verdict]:

@@ -25,7 +25,7 @@ class Stage:
     """One stage: `needs` maps the role that an input has in it to the stage that makes it."""
 
     id: str
-    kind: str  # source | import | pass | export | target
+    kind: str  # source | import | pass | export | target | validate
     name: str
     options: dict[str, Any]
     needs: dict[str, str] = field(default_factory=dict)
@@ -80,6 +80,8 @@ class Plan:
 
 
 COMMON_MODULES = ("edgec.checkpoint", "edgec.golden")
+# Loads what the stages of a build make: a validation is handed those, and takes no more than a class from it.
+LOADS_MODELS = "edgec.reference.load"
 RUNS_EVERY_STAGE = "edgec.stages"  # what each kind imports there is among that kind's own modules
 
 
@@ -111,6 +113,12 @@ def stages_of(recipe: Recipe, *, until: str | None = None) -> list[Stage]:
         needs = {"program": program, **source}
         own = registry.get_target(use.name).module
         stages.append(Stage(use.id, "target", use.name, dump(use.options), needs, (*common, "edgec.measure", own)))
+    if recipe.validated and not recipe.model.is_onnx:
+        assert recipe.validation is not None
+        needs = {"program": program, **source, **({"float": baseline} if baseline else {})}
+        needs |= {name: name for name in recipe.validated}
+        modules = (*common, "edgec.validation.stage")
+        stages.append(Stage("validate", "validate", "validate", dump(recipe.validation), needs, modules))
     if until is not None:
         ids = [s.id for s in stages]
         if until not in ids:
@@ -144,7 +152,9 @@ def stage_key(stage: Stage, recipe: Recipe, inputs: dict[str, str], data: str) -
             "threads": recipe.threads,
             "inputs": inputs,
             "data": data,
-            "source": source_digest(stage.modules, alone=[RUNS_EVERY_STAGE]),
+            "source": source_digest(
+                stage.modules, alone=[RUNS_EVERY_STAGE, *([LOADS_MODELS] if stage.kind == "validate" else [])]
+            ),
             "libraries": library_versions(libraries),
             "platform": platform_facts(),
         }
@@ -159,6 +169,8 @@ def data_digest(recipe: Recipe, store: Store) -> str:
     references = [*task.data_references(), *recipe.model.references()]
     for use in recipe.passes:
         references += use.options.references()
+    if recipe.validation is not None:
+        references += recipe.validation.references()
     return digest_json([[ref, pinned or "", local_digest(recipe.folder, ref)] for ref, pinned in references])
 
 

@@ -21,6 +21,7 @@ from edgec.errors import RecipeError, UsageError
 from edgec.gates import Gates
 from edgec.registry import Options, suggest
 from edgec.sources.section import ModelSection
+from edgec.validation.options import ValidateOptions
 
 Location = tuple[str | int, ...]
 
@@ -56,6 +57,9 @@ class RecipeFile(BaseModel):
     export: dict[str, Any] = Field(default_factory=dict, description="options of the export")
     targets: dict[str, dict[str, Any] | None] = Field(min_length=1, description="targets and their options")
     measure: MeasureOptions = Field(default_factory=MeasureOptions, description="how much is measured")
+    validation: dict[str, Any] | None = Field(
+        None, alias="validate", description="engines held against an independent reference, after the targets"
+    )
     gates: dict[str, Any] = Field(default_factory=dict, description="what must hold for the build to count")
 
 
@@ -81,14 +85,22 @@ class Recipe:
     targets: tuple[StageUse, ...]
     measure: MeasureOptions
     gates: Gates
+    validation: ValidateOptions | None = None
 
     @property
     def folder(self) -> Path:
         """What relative paths in the recipe are relative to."""
         return self.path.parent
 
+    @property
+    def validated(self) -> list[str]:
+        """The targets that a validation is asked for and that are built."""
+        wanted = self.validation.targets if self.validation is not None else []
+        return [use.name for use in self.targets if use.name in wanted]
+
     def resolved(self) -> dict[str, Any]:
         """The recipe with every default spelled out; JSON."""
+        validation = {} if self.validation is None else {"validate": dump(self.validation)}
         return {
             "version": 1,
             "name": self.name,
@@ -100,6 +112,7 @@ class Recipe:
             "export": dump(self.export),
             "targets": {use.name: dump(use.options) for use in self.targets},
             "measure": dump(self.measure),
+            **validation,
             "gates": dump(self.gates),
         }
 
@@ -163,6 +176,11 @@ def load_recipe(path: Path, *, overrides: Iterable[str] = (), targets: Iterable[
     except RecipeError as error:
         raise RecipeError(f"{reader.where(('gates',))}: {error.message}", hint=error.hint) from error
 
+    validation = None
+    if top.validation is not None:
+        validation = reader.check(ValidateOptions, top.validation, ("validate",), "`validate`")
+        _check_validation(reader, validation, task_name, top.targets)
+
     return Recipe(
         path=path,
         name=top.name,
@@ -175,7 +193,24 @@ def load_recipe(path: Path, *, overrides: Iterable[str] = (), targets: Iterable[
         targets=tuple(u for u in uses if not wanted or u.name in wanted),
         measure=top.measure,
         gates=gates,
+        validation=validation,
     )
+
+
+def _check_validation(reader: _Reader, options: ValidateOptions, task: str, targets: Iterable[str]) -> None:
+    if task != "causal-lm":
+        raise RecipeError(
+            f"{reader.where(('validate',))}: `validate` is for language models, and this recipe's task is `{task}`",
+            hint="the gate `parity` holds artefacts of other tasks against the golden",
+        )
+    known = list(targets)
+    for name in dict.fromkeys([*options.targets, *options.limits]):
+        if name not in known:
+            raise RecipeError(
+                f"{reader.where(('validate', 'targets'))}: `validate` names the target `{name}`, which the recipe "
+                f"doesn't have{suggest(name, known)}",
+                hint=f"its targets: {', '.join(known)}",
+            )
 
 
 class _Reader:
@@ -350,6 +385,7 @@ def recipe_schema() -> dict[str, Any]:
     properties["model"] = add(ModelSection, "model")
     properties["export"] = add(ExportOptions, "export")
     properties["gates"] = add(Gates, "gates")
+    properties["validate"] = {"anyOf": [add(ValidateOptions, "validate"), {"type": "null"}]}
     properties["task"] = choice("tasks", registry.get_task) | one
     properties["targets"] = choice("targets", registry.get_target) | {"minProperties": 1}
     names = {"type": "string", "enum": registry.names("passes")}

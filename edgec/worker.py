@@ -155,7 +155,12 @@ def main() -> None:
 
 def _answer(request: Request, events: Any) -> dict[str, Any]:
     from edgec.context import Context
-    from edgec.stages import prepare_torch, run
+    from edgec.stages import prepare_torch
+
+    if request.kind == "validate":  # which builds on everything else, the other kinds of stages among it
+        from edgec.validation.stage import run
+    else:
+        from edgec.stages import run
 
     context = Context(
         seed=request.seed,

@@ -25,7 +25,7 @@ RANKS = {
     "edgec.docgen": 6,
     "edgec.reproduce": 5,
     "edgec.build": 5,
-    "edgec.worker": 4,
+    "edgec.worker": 5,
     "edgec.stages": 4,
     "edgec.plan": 4,
     "edgec.estimate": 4,

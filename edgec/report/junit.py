@@ -51,7 +51,12 @@ def render_junit(document: BuildDocument) -> str:
             case.result = [Skipped(_sentence(gate))]
         gates.add_testcase(case)
     xml = JUnitXml(name)
-    for suite in (stages, parity, gates):
+    validation: list[Any] = []
+    if document.validation is not None:
+        from edgec.report.validation_views import validation_suites
+
+        validation = validation_suites(document.validation, name)
+    for suite in (stages, parity, *validation, gates):
         xml.add_testsuite(suite)
     xml.update_statistics()
     text: Any = xml.tostring()

@@ -27,10 +27,16 @@ _DECODED = 16  # tokens at a window's end that are decoded one by one, as the ta
 class GraphSubject:
     """An artefact with the signatures `prefill` and `decode` of the task `causal-lm`."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, shape: PagedShape | None = None) -> None:
+        """Open an artefact. `shape`: its sizes; read from the bundle's recipe when not given.
+
+        Raises:
+            UsageError: it is no language model's step graph.
+            ToolMissing: its engine isn't here.
+        """
         artifact = Artifact.open(folder)
         self.target = artifact.target
-        self.shape = _shape(artifact)
+        self.shape = shape or _shape(artifact)
         self.context = self.shape.context
         self.label = f"{self.target}'s step graph"
         self._runner = carrying(get_target(self.target).open(artifact), artifact.signatures)
