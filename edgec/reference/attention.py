@@ -35,9 +35,8 @@ PagedAttention = Callable[
 def attention_for(device: torch.device) -> PagedAttention:
     """The Triton kernel on CUDA, plain PyTorch elsewhere."""
     if device.type == "cuda":
-        from edgec.reference import triton_attention
+        from edgec.reference.triton_attention import paged_attention as kernel
 
-        kernel: PagedAttention = triton_attention.paged_attention
         return kernel
     return paged_attention
 

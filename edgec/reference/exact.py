@@ -167,6 +167,8 @@ def integers_of(name: str, weight: torch.Tensor) -> tuple[torch.Tensor, torch.Te
 class ExactRunner(ModelRunner):
     """A model with INT8 weights and activations, as the native engine computes it; keys and values INT8 or float32."""
 
+    capturable = False
+
     def __init__(
         self, model: Llama, options: ReferenceOptions, context: int, *, quantised: Collection[str] = ()
     ) -> None:
@@ -207,7 +209,8 @@ class ExactRunner(ModelRunner):
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         with torch.inference_mode():
-            return self._linear["lm_head"](hidden)
+            out: torch.Tensor = self._linear["lm_head"](hidden)
+        return out
 
     def layers(self, batch: Batch) -> torch.Tensor:
         cos, sin = self._half_cos[batch.positions], self._half_sin[batch.positions]
@@ -222,7 +225,9 @@ class ExactRunner(ModelRunner):
         return x
 
     def _rows(self, name: str, x: torch.Tensor) -> torch.Tensor:
-        return torch.cat([self._linear[name](part) for part in x.split(ROWS)])
+        linear = self._linear[name]
+        out: torch.Tensor = torch.cat([linear(x[start : start + ROWS]) for start in range(0, len(x), ROWS)])
+        return out
 
     def _feed_forward(self, number: int, layer: Layer, x: torch.Tensor) -> torch.Tensor:
         normed = rms_norm(layer.post_attention_layernorm, x)

@@ -56,8 +56,10 @@ class Batch:
 class ModelRunner:
     """A model and its pools of keys and values.
 
-    `layers` is a function of tensors alone and writes nothing but the pools, so it can be captured as a CUDA graph.
+    `layers` is a function of tensors alone and writes nothing but the pools, so on CUDA it is captured as graphs.
     """
+
+    capturable = True  # whether `layers` reads nothing back from the device
 
     def __init__(self, model: Llama, options: ReferenceOptions, context: int) -> None:
         """
@@ -94,7 +96,7 @@ class ModelRunner:
                 Status.OVER_BUDGET, f"{self.blocks} blocks of keys and values don't fit the device"
             ) from error
         self._graphs: DecodeGraphs | None = None
-        if self.device.type == "cuda" and options.cuda_graphs:
+        if self.device.type == "cuda" and options.cuda_graphs and self.capturable:
             width = -(-context // options.block_size)
             like = self.batch([Rows([0], 0, [0])])
             self._graphs = DecodeGraphs(self.layers, like, max_batch=options.max_batch, table_width=width)
