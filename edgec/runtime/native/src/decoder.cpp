@@ -8,8 +8,10 @@
 namespace edgec {
 namespace {
 
-// From this many rows on, work on single rows is shared among threads; below, a barrier would cost more than it saves.
-constexpr int kSharedRows = 32;
+// Rows of a piece where work on single rows is shared among threads, which takes two pieces at least: with less work in
+// one, handing it out would cost more than it saves. Four bytes of each of sixteen quantised rows make a cache line,
+// which no two threads then share.
+constexpr int kRowsPerPiece = 16, kWideRowsPerPiece = 4;
 // Work in a piece of a product, in weights × rows with eight rows at least, where arithmetic takes over from memory:
 // some microseconds, long enough to hide handing it out, short enough to even out the ends.
 constexpr size_t kPieceWork = (48 << 10) * 8;
@@ -111,22 +113,20 @@ Decoder::Decoder(const Architecture& model, const Weights& weights, const Kernel
 void Decoder::discard_scratch() { arena_.discard(0, arena_.size()); }
 
 template <typename Body>
-void Decoder::each_row(int rows, const Body& body) {
-  if (rows < kSharedRows) {
+void Decoder::each_row(int rows, int per_piece, const Body& body) {
+  if (rows < 2 * per_piece) {
     for (int r = 0; r < rows; ++r) body(r);
     return;
   }
-  constexpr int kPerPiece =
-      16;  // four bytes of each make a cache line of quantised rows, which no two threads then share
-  threads_.run((rows + kPerPiece - 1) / kPerPiece, [&](int piece, int) {
-    for (int r = piece * kPerPiece; r < rows && r < (piece + 1) * kPerPiece; ++r) body(r);
+  threads_.run((rows + per_piece - 1) / per_piece, [&](int piece, int) {
+    for (int r = piece * per_piece; r < rows && r < (piece + 1) * per_piece; ++r) body(r);
   });
 }
 
 void Decoder::quantize(const float* x, size_t stride, int rows, int k) {
   quantized_.rows = rows;
   quantized_.k = padded(k);
-  each_row(rows, [&](int r) { kernels_.quantize(x + r * stride, k, quantized_, r); });
+  each_row(rows, kRowsPerPiece, [&](int r) { kernels_.quantize(x + r * stride, k, quantized_, r); });
 }
 
 void Decoder::multiply(const Linear& linear, const float* x, size_t x_stride, int rows, float* y, size_t y_stride) {
@@ -151,7 +151,7 @@ void Decoder::multiply(const Linear& linear, const float* x, size_t x_stride, in
 
 void Decoder::normalize_and_multiply(const float* norm, const Linear& linear, int rows, float* y, size_t y_stride) {
   const int hidden = model_.hidden_size;
-  each_row(rows, [&](int r) {
+  each_row(rows, kRowsPerPiece, [&](int r) {
     kernels_.rms_norm(x_ + static_cast<size_t>(r) * hidden, norm, model_.norm_eps, hidden,
                       normed_ + static_cast<size_t>(r) * hidden);
   });
@@ -162,7 +162,7 @@ void Decoder::attend(const Batch& batch, int layer) {
   const KvLayout& kv = store_.layout();
   const int rows = static_cast<int>(batch.rows.size()), dim = model_.head_dim, half = dim / 2;
   const size_t q = static_cast<size_t>(model_.heads) * dim, width = static_cast<size_t>(model_.kv_heads) * dim;
-  each_row(rows, [&](int r) {
+  each_row(rows, kRowsPerPiece, [&](int r) {
     const Batch::Row& row = batch.rows[r];
     const float* cos = rope_.cos.data() + static_cast<size_t>(row.position) * half;
     const float* sin = rope_.sin.data() + static_cast<size_t>(row.position) * half;
@@ -218,14 +218,14 @@ void Decoder::forward(const Batch& batch) {
     normalize_and_multiply(layer.attention_norm, layer.qkv, rows, qkv_, qkv_stride_);
     attend(batch, i);
     multiply(layer.out, attended_, q, rows, delta_, hidden);
-    each_row(rows, add_delta);
+    each_row(rows, kRowsPerPiece, add_delta);
     normalize_and_multiply(layer.mlp_norm, layer.gate_up, rows, gate_up_, gate_up);
-    each_row(rows, [&](int r) {
+    each_row(rows, kWideRowsPerPiece, [&](int r) {
       float* gate = gate_up_ + r * gate_up;
       kernels_.silu_mul(gate, gate + wide, wide, gate);
     });
     multiply(layer.down, gate_up_, gate_up, rows, delta_, hidden);
-    each_row(rows, add_delta);
+    each_row(rows, kRowsPerPiece, add_delta);
   }
 
   int at = 0;

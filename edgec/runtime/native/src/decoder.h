@@ -61,7 +61,7 @@ class Decoder {
   void attend(const Batch& batch, int layer);
   void normalize_and_multiply(const float* norm, const Linear& linear, int rows, float* y, size_t y_stride);
   template <typename Body>
-  void each_row(int rows, const Body& body);
+  void each_row(int rows, int per_piece, const Body& body);
 
   const Architecture model_;
   const Weights& weights_;

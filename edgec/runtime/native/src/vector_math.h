@@ -12,6 +12,12 @@
 #include <cstdint>
 #include <cstring>
 
+#if defined(__AVX2__)
+#include <immintrin.h>
+#elif defined(__aarch64__)
+#include <arm_neon.h>
+#endif
+
 #define EDGEC_INLINE static inline __attribute__((always_inline, unused))
 
 namespace edgec {
@@ -38,10 +44,44 @@ EDGEC_INLINE Vec8 load_part8(const float* p, size_t count, float fill) {
   return v;
 }
 
+// Eight INT8 values as float, exactly. Compilers take a conversion from an eight-byte vector apart, byte by byte.
+EDGEC_INLINE Vec8 load_int8(const int8_t* p) {
+#if defined(__AVX2__)
+  int64_t bytes;
+  std::memcpy(&bytes, p, sizeof(bytes));
+  return (Vec8)_mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_cvtsi64_si128(bytes)));
+#elif defined(__aarch64__)
+  const int16x8_t wide = vmovl_s8(vld1_s8(p));
+  const float32x4_t half[2] = {vcvtq_f32_s32(vmovl_s16(vget_low_s16(wide))), vcvtq_f32_s32(vmovl_high_s16(wide))};
+  Vec8 v;
+  std::memcpy(&v, half, sizeof(v));
+  return v;
+#else
+  Vec8 v;
+  for (int i = 0; i < 8; ++i) v[i] = static_cast<float>(p[i]);
+  return v;
+#endif
+}
+
+// Eight integers within ±127 as bytes, for the same reason.
+EDGEC_INLINE void store_int8(int8_t* p, Int8x32 v) {
+#if defined(__AVX2__)
+  const __m128i words = _mm_packs_epi32(_mm256_castsi256_si128((__m256i)v), _mm256_extracti128_si256((__m256i)v, 1));
+  const int64_t bytes = _mm_cvtsi128_si64(_mm_packs_epi16(words, words));
+  std::memcpy(p, &bytes, sizeof(bytes));
+#elif defined(__aarch64__)
+  int32x4_t half[2];
+  std::memcpy(half, &v, sizeof(v));
+  vst1_s8(p, vmovn_s16(vcombine_s16(vmovn_s32(half[0]), vmovn_s32(half[1]))));
+#else
+  for (int i = 0; i < 8; ++i) p[i] = static_cast<int8_t>(v[i]);
+#endif
+}
+
 // The greater of each pair of lanes; `b` where one is no number. In halves for the reason that exp8 gives.
 EDGEC_INLINE Vec8 max8(Vec8 a, Vec8 b) {
 #if defined(__AVX2__)
-  return a > b ? a : b;
+  return (Vec8)_mm256_max_ps((__m256)a, (__m256)b);  // what the comparison says, which compilers miss
 #else
   Vec4 x[2], y[2];
   std::memcpy(x, &a, sizeof(a));

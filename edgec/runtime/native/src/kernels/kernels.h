@@ -101,7 +101,7 @@ constexpr int kAttentionRows = 4;
 
 inline size_t attention_scratch(const KvLayout& kv, int heads, int context) {
   const size_t width = kv.block_size < 8 ? 8 : kv.block_size;
-  return kAttentionRows * heads * (static_cast<size_t>(context) + 64 + kv.head_dim) + 2 * width * kv.head_dim;
+  return kAttentionRows * heads * (static_cast<size_t>(context) + 64 + kv.head_dim) + width * kv.head_dim;
 }
 
 struct Kernels {
@@ -113,7 +113,7 @@ struct Kernels {
   // The same for float weights, blocks of 8: x (rows, x_stride).
   void (*matmul_float)(const float* x, size_t x_stride, int rows, const FloatMatrix& w, int begin, int end, float* y,
                        size_t stride);
-  // x (count) becomes row `row` of `to`, zero-padded.
+  // x (count) becomes row `row` of `to`, whose last group is zero-padded.
   void (*quantize)(const float* x, int count, const QuantizedRows& to, int row);
   // RMSNorm: out = x / rms(x) · weight.
   void (*rms_norm)(const float* x, const float* weight, float eps, int count, float* out);
