@@ -105,8 +105,8 @@ def divergence(reference: Scores, subject: Scores) -> Doubles:
         else:
             p, q = _lumped(reference.ids[rows], reference.logprobs[rows], q)
         # Of a token with no probability nothing is lost, and the rest of a top-N can be empty to rounding.
-        terms = np.exp(p) * (p - q)
-        out[rows] = np.where(np.isneginf(p), 0.0, terms).sum(-1)
+        there = np.isfinite(p)
+        out[rows] = (np.exp(p) * np.where(there, np.where(there, p, 0.0) - q, 0.0)).sum(-1)
     return np.maximum(out, 0.0)
 
 
