@@ -76,6 +76,7 @@ def pages() -> dict[str, str]:
     """Every generated file's text, by its name in docs/."""
     from edgec.recipe import recipe_schema
     from edgec.report.document import schema as build_schema
+    from edgec.report.validation import schema as validation_schema
 
     return {
         "passes.md": passes_page(),
@@ -85,6 +86,7 @@ def pages() -> dict[str, str]:
         "exit-codes.md": exit_codes_page(),
         "recipe.schema.json": json.dumps(recipe_schema(), indent=1) + "\n",
         "build.schema.json": json.dumps(build_schema(), indent=1) + "\n",
+        "validation.schema.json": json.dumps(validation_schema(), indent=1) + "\n",
     }
 
 
