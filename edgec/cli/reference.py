@@ -6,7 +6,6 @@ from typing import Annotated, Literal
 
 import typer
 
-from edgec.cli.engine_options import ThreadsOption
 from edgec.cli.out import out
 from edgec.cli.server_options import (
     AccessLogOption,
@@ -100,7 +99,10 @@ def reference(
             rich_help_panel=_ENGINE,
         ),
     ] = 512,
-    threads: ThreadsOption = 0,
+    threads: Annotated[
+        int,
+        typer.Option("--threads", min=0, help="PyTorch's on the CPU; 0: its own choice.", rich_help_panel=_ENGINE),
+    ] = 0,
     max_tokens: MaxTokensOption = None,
     max_answers: MaxAnswersOption = 64,
     max_body: MaxBodyOption = "4 MiB",
@@ -165,3 +167,4 @@ def reference(
         return f"{info.name}: context {info.context}, {room} for keys and values, {info.engine}\n  {loaded.origin}"
 
     run_server(backend, where, grace=grace, access_log=access_log, about=about)
+    backend.assert_whole()

@@ -39,6 +39,8 @@ class ReferenceBackend:
             loaded.model, loaded.tokenizer, options, eos=loaded.eos, quantised=loaded.quantised
         )
         self._driver = Driver(self.engine)
+        self._stopped = False
+        self._lost: str | None = None
         self.token_bytes = lru_cache(maxsize=1 << 14)(self._tokenizer.token_bytes)
         weights = "INT8" if loaded.quantised else "float"
         self._info = ModelInfo(
@@ -59,17 +61,24 @@ class ReferenceBackend:
         self._driver.start()
 
     def stop(self) -> None:
-        """Cancel what is left, deliver its last events, and end.
+        """Cancel what is left, deliver its last events, and end. May be called again."""
+        self._driver.stop()
+        if not self._stopped and self._driver.failure is None:
+            try:
+                self.engine.check()
+            except AssertionError as error:  # the HTTP server would only log it: see `assert_whole`
+                self._lost = str(error)
+        self._stopped = True
+        self.engine.close()
+
+    def assert_whole(self) -> None:
+        """After `stop`: that every block was given back.
 
         Raises:
-            AssertionError: blocks were lost while it ran: a bug, which a clean end must not hide.
+            AssertionError: with what is missing, which is a bug that a clean end must not hide.
         """
-        self._driver.stop()
-        try:
-            if self._driver.failure is None:
-                self.engine.check()
-        finally:
-            self.engine.close()
+        if self._lost is not None:
+            raise AssertionError(f"after every request had ended: {self._lost}")
 
     def encode(self, text: str) -> list[int]:
         return self._tokenizer.encode_prompt(text)
