@@ -29,19 +29,11 @@ from edgec.reference.model_runner import Batch, ModelRunner, Rows
 from edgec.reference.options import ReferenceOptions
 from edgec.reference.philox import seed_of
 from edgec.reference.request import Answer, OpenRequest
-from edgec.reference.sampler import (
-    History,
-    Sampled,
-    check_sampling,
-    greatest,
-    has_penalties,
-    is_plain,
-    log_probabilities,
-    sample,
-)
-from edgec.reference.scheduler import Chunk, Scheduler, Step
+from edgec.reference.sampler import History, check_sampling, has_penalties
+from edgec.reference.scheduler import Scheduler, Step
 from edgec.reference.sequence import Sequence as Running
 from edgec.reference.text import StopStrings, TextTokenizer
+from edgec.reference.uses import Result, Score, Use, heirs, rows_of, use_rows, uses_of
 from edgec.runtime.abi import Finish, Status, StepOutcome, Trim
 from edgec.runtime.events import Answer as Collected
 from edgec.runtime.events import Event, Request, collect
@@ -52,26 +44,6 @@ from edgec.runtime.stats import Stats
 HEAD_ROWS = 64  # that go through the head at a time: logits of a vocabulary are large
 RECENT = 256  # steps whose times are kept for percentiles
 PRIORITIES = range(-8, 8)
-
-
-@dataclass(frozen=True)
-class Use:
-    """What a wanted row is for: the next token of a chunk's answers, or the score of the prompt's token after it."""
-
-    chunk: Chunk
-    answer: Answer
-    position: int
-    scores: bool
-
-
-@dataclass(frozen=True)
-class Score:
-    logprob: float
-    top: tuple[tuple[int, float], ...]
-
-
-Result = list[Sampled | None] | Score | None
-"""Of a use: a token for each answer, or a score. None: the logits are no numbers."""
 
 
 class ReferenceEngine:
@@ -259,8 +231,8 @@ class ReferenceEngine:
                 step = self._scheduler.schedule()
                 if step is None:
                     return StepOutcome.DEFERRED if self._scheduler.waiting else StepOutcome.IDLE
-                uses = [use for chunk in step.chunks for use in self._uses(chunk)]
-                pieces = [_rows(chunk, uses) for chunk in step.chunks]
+                uses = [u for chunk in step.chunks for u in uses_of(chunk, self._answers[chunk.sequence])]
+                pieces = [rows_of(chunk, uses) for chunk in step.chunks]
             try:
                 self._runner.copy_blocks(step.copies)
                 results = self._compute(self._runner.batch(pieces), uses)
@@ -275,17 +247,6 @@ class ReferenceEngine:
                 self._recent.append(seconds)
         return StepOutcome.COMMITTED
 
-    def _uses(self, chunk: Chunk) -> list[Use]:
-        answer = self._answers[chunk.sequence]
-        request = answer.owner
-        uses = []
-        if request.request.score_prompt and answer.index == 0:
-            first, end = max(chunk.start, request.scored), min(chunk.start + chunk.count, len(request.prompt) - 1)
-            uses = [Use(chunk, answer, position, True) for position in range(first, end)]
-        if chunk.samples:
-            uses.append(Use(chunk, answer, chunk.start + chunk.count - 1, False))
-        return uses
-
     def _compute(self, batch: Batch, uses: Sequence[Use]) -> list[Result]:
         """The model and the sampler, without the lock: nothing that is read here changes meanwhile."""
         started = time.perf_counter()
@@ -296,7 +257,7 @@ class ReferenceEngine:
             if self._runner.device.type == "cuda":
                 torch.cuda.synchronize(self._runner.device)
             projected = time.perf_counter()
-            results.extend(_use_rows(logits, uses[first : first + HEAD_ROWS]))
+            results.extend(use_rows(logits, uses[first : first + HEAD_ROWS]))
             sampling += time.perf_counter() - projected
         self._sample_seconds += sampling
         self._forward_seconds += time.perf_counter() - started - sampling
@@ -320,7 +281,7 @@ class ReferenceEngine:
                     use.chunk.sequence,
                     [
                         (answer, sampled.token, *answer.say(sampled, use.position + 1, room))
-                        for answer, sampled in zip(_heirs(use.answer), result, strict=True)
+                        for answer, sampled in zip(heirs(use.answer), result, strict=True)
                         if sampled is not None
                     ],
                 )
@@ -518,57 +479,6 @@ class _Said:
 
     sequence: Running
     parts: list[tuple[Answer, int, Event | None, Finish]]
-
-
-def _heirs(answer: Answer) -> list[Answer]:
-    """Whose tokens a row gives: the answer's own, or, when a prompt has just been computed, all answers' first."""
-    return [answer] if answer.owner.forked else answer.owner.answers
-
-
-def _rows(chunk: Chunk, uses: Sequence[Use]) -> Rows:
-    sequence = chunk.sequence
-    return Rows(
-        sequence.tokens[chunk.start : chunk.start + chunk.count],
-        chunk.start,
-        list(sequence.table),  # a copy: `cancel` may take the blocks away meanwhile
-        [use.position for use in uses if use.chunk is chunk],
-    )
-
-
-def _use_rows(logits: torch.Tensor, uses: Sequence[Use]) -> list[Result]:
-    """logits (R, vocab) float32 on the device, one row for each use."""
-    finite, best = logits.isfinite().all(-1).tolist(), logits.argmax(-1).tolist()  # of equal ones the first
-    results: list[Result] = []
-    for row, use, good, token in zip(logits, uses, finite, best, strict=True):
-        sampling = use.answer.owner.request.sampling
-        if not good:
-            results.append(None)
-        elif use.scores:
-            results.append(_score(row.cpu().numpy(), use))
-        elif is_plain(sampling):
-            results.append([Sampled(token)])
-        else:
-            results.append(
-                [
-                    sample(
-                        row.cpu().numpy(),
-                        sampling,
-                        answer.history,
-                        seed=use.answer.owner.seed,
-                        answer=answer.index,
-                        position=use.position + 1,
-                    )
-                    for answer in _heirs(use.answer)
-                ]
-            )
-    return results
-
-
-def _score(row: NDArray[np.float32], use: Use) -> Score:
-    request = use.answer.owner
-    scores = log_probabilities(row)
-    alternatives = request.request.sampling.logprobs or 0
-    return Score(float(scores[request.prompt[use.position + 1]]), greatest(row, scores, alternatives))
 
 
 def _bad(what: str) -> EngineError:

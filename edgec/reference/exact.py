@@ -214,7 +214,7 @@ class ExactRunner(ModelRunner):
 
     def layers(self, batch: Batch) -> torch.Tensor:
         cos, sin = self._half_cos[batch.positions], self._half_sin[batch.positions]
-        x = self.model.embed_tokens(batch.tokens)
+        x: torch.Tensor = self.model.embed_tokens(batch.tokens)
         for number, layer in enumerate(self.model.blocks()):
             normed = rms_norm(layer.input_layernorm, x)
             q, k, v = (self._rows(f"layers.{number}.self_attn.{n}_proj", normed) for n in "qkv")

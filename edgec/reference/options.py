@@ -22,7 +22,8 @@ class ReferenceOptions:
     kv: str = "float"
     """Keys and values: "float", the dtype's; or "int8": rounded per token and head, as the native engine keeps them."""
     activations: str = "float"
-    """"float"; or "int8": rounded per row and group of 32 before each quantised layer, as the native engine does."""
+    """"float"; or "int8": quantised per row and group of 32 before each quantised layer, and everything computed in the
+    native engine's order, to the last bit. Slow: for holding an engine against."""
     block_size: int = 16
     blocks: int | None = None
     """Of the pool; None: what `memory` holds, or enough for `max_batch` full contexts, whichever is less."""
