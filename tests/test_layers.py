@@ -22,6 +22,7 @@ RANKS = {
     "edgec.serving": 5,
     "edgec.reference": 5,
     "edgec.validation": 5,
+    "edgec.validation.options": 2,
     "edgec.docgen": 6,
     "edgec.reproduce": 5,
     "edgec.build": 5,
