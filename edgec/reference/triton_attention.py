@@ -127,7 +127,7 @@ def paged_attention(
     assert k_pool.stride() == v_pool.stride() and k_pool.stride(2) == 1
     rows = max(ROWS if tokens <= sequences else PREFILL_ROWS, triton.next_power_of_2(group))
     tile = rows // group
-    with torch.cuda.device_of(q):
+    with torch.cuda.device_of(q):  # type: ignore[no-untyped-call]
         _kernel[(tokens // tile + sequences, kv_heads)](
             out,
             q,
