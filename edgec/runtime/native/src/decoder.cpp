@@ -8,16 +8,6 @@
 namespace edgec {
 namespace {
 
-// Rows of a piece where work on single rows is shared among threads, which takes two pieces at least: with less work in
-// one, handing it out would cost more than it saves. Four bytes of each of sixteen quantised rows make a cache line,
-// which no two threads then share.
-constexpr int kRowsPerPiece = 16, kWideRowsPerPiece = 4;
-// Work in a piece of a product, in weights × rows with eight rows at least, where arithmetic takes over from memory:
-// some microseconds, long enough to hide handing it out, short enough to even out the ends.
-constexpr size_t kPieceWork = (48 << 10) * 8;
-
-int padded(int k) { return (k + kGroup - 1) / kGroup * kGroup; }
-
 // Sizes of the buffers, walked by counting and by placing alike.
 struct Layout {
   size_t used = 0;
@@ -39,9 +29,9 @@ struct Sizes {
     q = static_cast<size_t>(m.heads) * m.head_dim;
     qkv = q + 2 * static_cast<size_t>(m.kv_heads) * m.head_dim;
     gate_up = 2 * static_cast<size_t>(m.intermediate_size);
-    widest = padded(m.hidden_size);
-    if (widest < static_cast<size_t>(padded(m.intermediate_size))) widest = padded(m.intermediate_size);
-    if (widest < static_cast<size_t>(padded(static_cast<int>(q)))) widest = padded(static_cast<int>(q));
+    widest = m.hidden_size;
+    if (widest < static_cast<size_t>(m.intermediate_size)) widest = m.intermediate_size;
+    if (widest < q) widest = q;
     logits = (static_cast<size_t>(m.vocab_size) + 15) / 16 * 16;
     scratch = (attention_scratch(kv, m.heads / m.kv_heads, context) + 15) / 16 * 16;
   }
@@ -51,7 +41,6 @@ struct Sizes {
 
 struct Decoder::Buffers {
   float *x, *normed, *qkv, *attended, *gate_up, *delta, *final, *logits, *scratch;
-  QuantizedRows quantized;
 
   Buffers(Layout& at, const Sizes& s, int threads, size_t rows, size_t wanted) {
     x = at.take<float>(rows * s.hidden);
@@ -63,19 +52,17 @@ struct Decoder::Buffers {
     final = at.take<float>(rows * s.hidden);
     logits = at.take<float>(wanted * s.logits);
     scratch = at.take<float>(threads * s.scratch);
-    const size_t most = rows > wanted ? rows : wanted;
-    quantized = {};
-    quantized.values = at.take<int8_t>(most * s.widest);
-    quantized.scales = at.take<float>(most * (s.widest / kGroup));
-    quantized.offsets = at.take<int32_t>(most * (s.widest / kGroup));
   }
 };
 
 size_t Decoder::scratch_bytes(const Architecture& model, const KvLayout& kv, int threads, int context, int max_rows,
                               int max_wanted) {
   Layout counting;
-  Buffers(counting, Sizes(model, kv, context), threads, max_rows, max_wanted);
-  return counting.used + 2 * sizeof(float) * static_cast<size_t>(context) * (model.head_dim / 2);
+  const Sizes sizes(model, kv, context);
+  Buffers(counting, sizes, threads, max_rows, max_wanted);
+  const size_t rows = max_rows > max_wanted ? max_rows : max_wanted;
+  return counting.used + Products::bytes(rows, sizes.widest) +
+         2 * sizeof(float) * static_cast<size_t>(context) * (model.head_dim / 2);
 }
 
 Decoder::Decoder(const Architecture& model, const Weights& weights, const Kernels& kernels, ThreadPool& threads,
@@ -85,6 +72,8 @@ Decoder::Decoder(const Architecture& model, const Weights& weights, const Kernel
       kernels_(kernels),
       threads_(threads),
       store_(store),
+      products_(kernels, threads, max_rows > max_wanted ? max_rows : max_wanted,
+                Sizes(model, store.layout(), context).widest),
       rope_(weights.frequencies.data(), model.head_dim / 2, context, model.rope_factor),
       context_(context),
       max_rows_(max_rows),
@@ -104,7 +93,6 @@ Decoder::Decoder(const Architecture& model, const Weights& weights, const Kernel
   final_ = buffers.final;
   logits_ = buffers.logits;
   scratch_ = buffers.scratch;
-  quantized_ = buffers.quantized;
   qkv_stride_ = sizes.qkv;
   logits_stride_ = sizes.logits;
   scratch_stride_ = sizes.scratch;
@@ -112,57 +100,20 @@ Decoder::Decoder(const Architecture& model, const Weights& weights, const Kernel
 
 void Decoder::discard_scratch() { arena_.discard(0, arena_.size()); }
 
-template <typename Body>
-void Decoder::each_row(int rows, int per_piece, const Body& body) {
-  if (rows < 2 * per_piece) {
-    for (int r = 0; r < rows; ++r) body(r);
-    return;
-  }
-  threads_.run((rows + per_piece - 1) / per_piece, [&](int piece, int) {
-    for (int r = piece * per_piece; r < rows && r < (piece + 1) * per_piece; ++r) body(r);
-  });
-}
-
-void Decoder::quantize(const float* x, size_t stride, int rows, int k) {
-  quantized_.rows = rows;
-  quantized_.k = padded(k);
-  each_row(rows, kRowsPerPiece, [&](int r) { kernels_.quantize(x + r * stride, k, quantized_, r); });
-}
-
-void Decoder::multiply(const Linear& linear, const float* x, size_t x_stride, int rows, float* y, size_t y_stride) {
-  if (linear.has_int8) quantize(x, x_stride, rows, linear.k);
-  for (const Linear::Part& part : linear.parts) {
-    const int block = part.is_float ? 8 : kernels_.layout.block;
-    const int blocks = ((part.is_float ? part.floats.n : part.int8.n) + block - 1) / block;
-    const size_t block_work =
-        static_cast<size_t>(block) * linear.padded * (part.is_float ? 4 : 1) * (rows < 8 ? 8 : rows);
-    int per_piece = static_cast<int>(kPieceWork / block_work);
-    if (per_piece < 1) per_piece = 1;
-    if (blocks / per_piece > 8192) per_piece = blocks / 8192 + 1;
-    threads_.run((blocks + per_piece - 1) / per_piece, [&](int piece, int) {
-      const int begin = piece * per_piece, end = begin + per_piece < blocks ? begin + per_piece : blocks;
-      if (part.is_float)
-        kernels_.matmul_float(x, x_stride, rows, part.floats, begin, end, y + part.offset, y_stride);
-      else
-        kernels_.matmul(quantized_, part.int8, begin, end, y + part.offset, y_stride);
-    });
-  }
-}
-
 void Decoder::normalize_and_multiply(const float* norm, const Linear& linear, int rows, float* y, size_t y_stride) {
   const int hidden = model_.hidden_size;
-  each_row(rows, kRowsPerPiece, [&](int r) {
+  products_.each_row(rows, false, [&](int r) {
     kernels_.rms_norm(x_ + static_cast<size_t>(r) * hidden, norm, model_.norm_eps, hidden,
                       normed_ + static_cast<size_t>(r) * hidden);
   });
-  multiply(linear, normed_, hidden, rows, y, y_stride);
+  products_.multiply(linear, normed_, hidden, rows, y, y_stride);
 }
 
 void Decoder::attend(const Batch& batch, int layer) {
   const KvLayout& kv = store_.layout();
   const int rows = static_cast<int>(batch.rows.size()), dim = model_.head_dim, half = dim / 2;
   const size_t q = static_cast<size_t>(model_.heads) * dim, width = static_cast<size_t>(model_.kv_heads) * dim;
-  each_row(rows, kRowsPerPiece, [&](int r) {
+  products_.each_row(rows, false, [&](int r) {
     const Batch::Row& row = batch.rows[r];
     const float* cos = rope_.cos.data() + static_cast<size_t>(row.position) * half;
     const float* sin = rope_.sin.data() + static_cast<size_t>(row.position) * half;
@@ -217,15 +168,15 @@ void Decoder::forward(const Batch& batch) {
     const LayerWeights& layer = weights_.layers[i];
     normalize_and_multiply(layer.attention_norm, layer.qkv, rows, qkv_, qkv_stride_);
     attend(batch, i);
-    multiply(layer.out, attended_, q, rows, delta_, hidden);
-    each_row(rows, kRowsPerPiece, add_delta);
+    products_.multiply(layer.out, attended_, q, rows, delta_, hidden);
+    products_.each_row(rows, false, add_delta);
     normalize_and_multiply(layer.mlp_norm, layer.gate_up, rows, gate_up_, gate_up);
-    each_row(rows, kWideRowsPerPiece, [&](int r) {
+    products_.each_row(rows, true, [&](int r) {
       float* gate = gate_up_ + r * gate_up;
       kernels_.silu_mul(gate, gate + wide, wide, gate);
     });
-    multiply(layer.down, gate_up_, gate_up, rows, delta_, hidden);
-    each_row(rows, kRowsPerPiece, add_delta);
+    products_.multiply(layer.down, gate_up_, gate_up, rows, delta_, hidden);
+    products_.each_row(rows, false, add_delta);
   }
 
   int at = 0;
@@ -239,7 +190,8 @@ void Decoder::project(int first, int count) {
   require(count <= max_wanted_ && first + count <= max_rows_, EDGEC_INTERNAL, "more logits than there is room for");
   const int hidden = model_.hidden_size;
   if (count > 0)
-    multiply(weights_.head, final_ + static_cast<size_t>(first) * hidden, hidden, count, logits_, logits_stride_);
+    products_.multiply(weights_.head, final_ + static_cast<size_t>(first) * hidden, hidden, count, logits_,
+                       logits_stride_);
 }
 
 }  // namespace edgec

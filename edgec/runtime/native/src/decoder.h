@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "kv_store.h"
+#include "products.h"
 #include "rope_tables.h"
 #include "thread_pool.h"
 #include "weights.h"
@@ -56,18 +57,15 @@ class Decoder {
   };
   struct Buffers;
 
-  void quantize(const float* x, size_t stride, int rows, int k);
-  void multiply(const Linear& linear, const float* x, size_t x_stride, int rows, float* y, size_t y_stride);
   void attend(const Batch& batch, int layer);
   void normalize_and_multiply(const float* norm, const Linear& linear, int rows, float* y, size_t y_stride);
-  template <typename Body>
-  void each_row(int rows, int per_piece, const Body& body);
 
   const Architecture model_;
   const Weights& weights_;
   const Kernels& kernels_;
   ThreadPool& threads_;
   KvStore& store_;
+  Products products_;
   RopeTables rope_;
   int context_, max_rows_, max_wanted_;
   size_t qkv_stride_, logits_stride_;
@@ -75,7 +73,6 @@ class Decoder {
   Pages arena_;
   float *x_, *normed_, *qkv_, *attended_, *gate_up_, *delta_, *final_, *logits_, *scratch_;
   size_t scratch_stride_;  // floats of a thread's
-  QuantizedRows quantized_;
   std::vector<Tile> tiles_;
   std::vector<int32_t> positions_;
 };
