@@ -27,6 +27,7 @@ def run(scheduler: Scheduler) -> Step | None:
     scheduler.check()
     if step is None:
         return None
+    assert all(c.sequence.state is State.RUNNING for c in step.chunks)
     scheduler.commit(step, {c.sequence: 99 for c in step.chunks if c.samples})
     for chunk in step.chunks:
         if chunk.sequence.room == 0:
@@ -104,11 +105,24 @@ def test_out_of_blocks_the_last_is_preempted_and_later_ends() -> None:
     while run(scheduler):
         steps += 1
         assert steps < 100
+        assert first.state is not State.WAITING  # who is first is never a victim
     assert scheduler.counters.preemptions > 0
     assert [len(s.tokens) for s in (first, last)] == [19, 19]
     assert scheduler.manager.owned == 0
     # What lay in published blocks was found again, so less was recomputed than had been computed.
     assert 0 < scheduler.counters.recomputed_tokens < 19
+
+
+@pytest.mark.parametrize("blocks", [8, 9])
+def test_a_victim_that_was_planned_already_is_not_in_the_step(blocks: int) -> None:
+    """Decodes are planned first, and an urgent prompt then takes the blocks of one of them."""
+    scheduler = make(blocks, block_size=1, step_tokens=2, max_batch=2)
+    add(scheduler, [1], more=7)
+    run(scheduler)
+    urgent = add(scheduler, [2, 3, 4, 5, 6], more=2, priority=1)
+    while run(scheduler):
+        assert urgent.state is not State.WAITING
+    assert scheduler.counters.preemptions == 1
 
 
 def test_children_share_blocks_until_they_write() -> None:
