@@ -1,7 +1,8 @@
 """INT8 activations, keys and values, as rounding: the numbers that the native engine's integers stand for, in float.
 
 Symmetric: q = round(x · 127 / amax), half to even, and x ≈ q · amax / 127. The native engine multiplies the q as
-integers, exactly, and scales the sums; in float the same products differ from that only by float32's own rounding.
+integers, exactly, and scales the sums; in float the same products differ from that only by float32's own rounding. A
+deep network makes much of that: exact.py computes what can be compared.
 """
 
 from __future__ import annotations
@@ -22,7 +23,8 @@ GROUP = 32  # activations that share a scale, along a row
 def round_to_int8(x: torch.Tensor) -> torch.Tensor:
     """x (…, D), each row of D rounded to the nearest of 255 equidistant numbers: so are a head's keys and values."""
     greatest = x.abs().amax(-1, keepdim=True)
-    inverse = torch.where(greatest > 0, 127.0 / greatest, 0.0)
+    # A tensor of 127: of a number over a tensor PyTorch makes 127 times the reciprocal, which rounds twice.
+    inverse = torch.where(greatest > 0, torch.full_like(greatest, 127.0) / greatest, 0.0)
     return (x * inverse).round() * (greatest / 127.0)
 
 
