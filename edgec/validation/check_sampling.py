@@ -37,6 +37,7 @@ texts would be unlucky."""
 
 _EDGE = 1e-6  # of probability: two sums in float64 of the same float32 exponentials differ by less
 _BINS = 16
+_REQUESTS = 64  # at a time: engines refuse more than wait in their queues
 _LEAST = 10  # samples of both sides together, for a token to be a category of its own
 
 
@@ -183,12 +184,15 @@ def _two_sample(
     def draw(side: Subject | Reference, seed: int) -> list[Counter[int]]:
         counts = []
         for i, prompt in enumerate(prompts):
-            group = min(samples, 8)
+            group = min(samples, side.batch, 8)
             asked = [
                 Sampling(max_tokens=1, temperature=1.0, seed=seed + i * samples + j, n=group, ignore_eos=True)
                 for j in range(math.ceil(samples / group))
             ]
-            drawn = side.generate([prompt] * len(asked), asked)
+            drawn: list[Generated] = []
+            for start in range(0, len(asked), _REQUESTS):
+                some = asked[start : start + _REQUESTS]
+                drawn += side.generate([prompt] * len(some), some)
             counts.append(Counter(a.tokens[0] for a in drawn[:samples] if a.tokens))
         return counts
 

@@ -37,7 +37,7 @@ class GraphSubject:
         artifact = Artifact.open(folder)
         self.target = artifact.target
         self.shape = shape or _shape(artifact)
-        self.context = self.shape.context
+        self.context, self.batch = self.shape.context, 1
         self.label = f"{self.target}'s step graph"
         self._runner = carrying(get_target(self.target).open(artifact), artifact.signatures)
 

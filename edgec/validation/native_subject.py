@@ -47,9 +47,10 @@ class NativeSubject:
         self.folder = native_folder(bundle)
         self.core, self.library = bundled_library(self.folder)
         self._threads, self._kernel = threads, kernel
-        with self.open(context=context) as engine:
+        self.context = context
+        with self.open() as engine:
             described = engine.description
-        self.context = int(described["context"])
+        self.context, self.batch = int(described["context"]), int(described["max_batch"])
         self.label = f"native, {described['kernel']}"
         self.kv = str(described["kv_dtype"])
         self._scoring: Engine | None = None
@@ -68,7 +69,7 @@ class NativeSubject:
         options = EngineOptions(
             threads=self._threads,
             kernel=self._kernel,
-            context=context or getattr(self, "context", 0),
+            context=context or self.context,
             max_batch=max_batch,
             step_tokens=step_tokens,
             prefix_cache=prefix_cache,

@@ -37,6 +37,7 @@ class EngineReference:
     """A model in the reference engine. `rounded`: activations, keys and values are INT8, as the native engine's are."""
 
     philox = True
+    batch = 16
 
     def __init__(self, loaded: Loaded, name: str, *, rounded: bool, device: str = "cpu", context: int = 0) -> None:
         self.loaded = loaded
@@ -49,7 +50,12 @@ class EngineReference:
             loaded.model,
             None,
             ReferenceOptions(
-                device=device, kv=numbers, activations=numbers, context=self.context, max_batch=16, cuda_graphs=False
+                device=device,
+                kv=numbers,
+                activations=numbers,
+                context=self.context,
+                max_batch=self.batch,
+                cuda_graphs=False,
             ),
             eos=loaded.eos,
             quantised=loaded.quantised,

@@ -31,7 +31,6 @@ from edgec.validation.subjects import Generated, NotOffered
 
 _TIMEOUT = 600.0  # seconds for one answer; a reference on a CPU takes its time
 _ALTERNATIVES = (20, 5, 1)
-_BATCH = 8  # prompts in a request
 _ID = "token_id:"
 
 
@@ -49,6 +48,7 @@ class ServerReference:
 
     name = "server"
     context = 2**31 - 1  # its own business: it refuses what is too long
+    batch = 4
 
     def __init__(
         self,
@@ -112,7 +112,7 @@ class ServerReference:
             for count in _ALTERNATIVES:
                 self._extra = extra
                 try:
-                    choices = self._complete([[1]], max_tokens=1, temperature=0, logprobs=count)
+                    choices = self._complete([1], max_tokens=1, temperature=0, logprobs=count)
                 except NotOffered as refusal:
                     why = refusal
                     continue
@@ -139,7 +139,7 @@ class ServerReference:
             raise NotOffered(self._no_echo)
         if not self.alternatives:
             raise NotOffered("the server gives no `logprobs`")
-        choices = self._complete([list(tokens)], max_tokens=0, temperature=0, logprobs=self.alternatives, echo=True)
+        choices = self._complete(tokens, max_tokens=0, temperature=0, logprobs=self.alternatives, echo=True)
         rows = _rows(choices[0].get("logprobs"))
         if len(rows) > len(tokens):  # a server that doesn't know max_tokens 0 has computed one
             rows = rows[: len(tokens)]
@@ -168,7 +168,7 @@ class ServerReference:
                     options["top_k"] = wanted.top_k
             if wanted.ignore_eos:
                 options["ignore_eos"] = True
-            choices = self._complete([list(prompt)], logprobs=1, **options)
+            choices = self._complete(prompt, logprobs=1, **options)
             for choice in sorted(choices, key=lambda c: int(c.get("index", 0))):
                 answer = Generated()
                 for row in _rows(choice.get("logprobs")):
@@ -201,13 +201,13 @@ class ServerReference:
 
     # ---- HTTP
 
-    def _complete(self, prompts: list[list[int]], **options: Any) -> list[dict[str, Any]]:
+    def _complete(self, prompt: Sequence[int], **options: Any) -> list[dict[str, Any]]:
         """The choices of one call.
 
         Raises:
             NotOffered: the server refuses it, with its words.
         """
-        body = {"prompt": prompts[0] if len(prompts) == 1 else prompts, **options, **self._extra}
+        body = {"prompt": list(prompt), **options, **self._extra}
         if self.model:
             body["model"] = self.model
         answer = self._call("POST", "/v1/completions", body)

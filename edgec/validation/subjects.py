@@ -35,6 +35,8 @@ class Side(Protocol):
     """What it is, for people: "native, avx512vnni" or "reference, INT8 weights"."""
     context: int
     """Positions that a sequence may have."""
+    batch: int
+    """Answers to one prompt that it can give in one request."""
 
     def score(self, tokens: Sequence[int]) -> Scores:
         """What is thought of tokens[1], …, tokens[-1], each after those before it.
