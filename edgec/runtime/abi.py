@@ -106,6 +106,28 @@ LogFunction = CFUNCTYPE(None, c_void_p, c_int32, c_char_p)
 ThermalFunction = CFUNCTYPE(c_int32, c_void_p)
 
 
+MOST_DRAFTS = 8
+"""Tokens that are proposed for a sequence in one step at most."""
+
+
+class Speculation(IntEnum):
+    """Who proposes tokens; EDGEC_SPECULATION_*."""
+
+    AUTO = 0
+    OFF = 1
+    HEAD = 2
+    NGRAM = 3
+    BOTH = 4
+
+
+class Speculate(IntEnum):
+    """Whether the engine may speculate on a request; EDGEC_SPECULATE_*."""
+
+    DEFAULT = 0
+    ALWAYS = 1
+    NEVER = 2
+
+
 class EngineOptions(ctypes.Structure):
     """`edgec_engine_options`."""
 
@@ -127,6 +149,8 @@ class EngineOptions(ctypes.Structure):
         ("log", LogFunction),
         ("thermal", ThermalFunction),
         ("user", c_void_p),
+        ("speculation", c_int32),
+        ("draft_length", c_int32),
     )
 
 
@@ -160,6 +184,7 @@ class Sampling(ctypes.Structure):
         ("stop_count", c_int32),
         ("stop_tokens", POINTER(c_int32)),
         ("stop_token_count", c_int32),
+        ("speculate", c_int32),
     )
 
 
@@ -239,6 +264,12 @@ class Stats(ctypes.Structure):
         ("step_p99_ms", c_double),
         ("kv_token_steps", c_uint64),
         ("kv_slot_steps", c_uint64),
+        ("draft_reached", c_uint64 * MOST_DRAFTS),
+        ("draft_kept", c_uint64 * MOST_DRAFTS),
+        ("drafted_tokens", c_uint64),
+        ("draft_runs", c_uint64),
+        ("draft_seconds", c_double),
+        ("draft_length", c_int32),
     )
 
 

@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 from edgec.errors import UsageError
 from edgec.runtime import abi
-from edgec.runtime.abi import Batching, EventKind, Finish, KvType, LogLevel, Status, StepOutcome, Trim
+from edgec.runtime.abi import Batching, EventKind, Finish, KvType, LogLevel, Speculation, Status, StepOutcome, Trim
 from edgec.runtime.events import Answer, Event, Request, collect
 from edgec.runtime.failures import EngineError, status_of
 from edgec.runtime.library import load_for
@@ -67,6 +67,10 @@ class EngineOptions:
     log: Callable[[LogLevel, str], None] | None = None
     thermal: Callable[[], int] | None = None
     """Asked before each step: the share of time (0–100) to spend idle because the device is hot."""
+    speculation: Speculation = Speculation.AUTO
+    """Who proposes tokens for a pass to verify; AUTO: the bundle's draft head, when it has one."""
+    draft_length: int = 0
+    """Tokens to propose, 1–8; 0: as many as pays."""
 
 
 class Engine:
@@ -420,13 +424,23 @@ class Generation(Iterator[Event]):
 def _options_to_c(options: EngineOptions) -> tuple[abi.EngineOptions, tuple[Any, ...]]:
     """The struct, and the callbacks in it, which must live as long as the engine."""
     made = abi.EngineOptions(struct_size=ctypes.sizeof(abi.EngineOptions))
-    for name in ("threads", "block_size", "context", "max_batch", "step_tokens", "max_waiting", "aging_steps"):
+    for name in (
+        "threads",
+        "block_size",
+        "context",
+        "max_batch",
+        "step_tokens",
+        "max_waiting",
+        "aging_steps",
+        "draft_length",
+    ):
         setattr(made, name, int32(name, getattr(options, name)))
     if not 0 <= options.memory_budget < 2**64:
         raise UsageError(f"memory_budget: {options.memory_budget} is no number of bytes")
     made.memory_budget = options.memory_budget
     made.kv_dtype, made.batching = options.kv, options.batching
     made.prefix_cache = 0 if options.prefix_cache else -1
+    made.speculation = options.speculation
     made.step_slo_ms = float32("step_slo_ms", options.step_slo_ms)
     made.kernel = options.kernel.encode() if options.kernel else None
     log, thermal = options.log, options.thermal

@@ -46,12 +46,15 @@ class Sampling:
     stop: tuple[str, ...] = ()
     """Strings that end the answer and are not part of it."""
     stop_tokens: tuple[int, ...] = ()
+    speculate: bool | None = None
+    """Whether the engine may speculate. None: unless there are a seed and a temperature, since above temperature 0 the
+    tokens (not their distribution) depend on how far it drafts, and that on measured times."""
 
     def with_seed(self) -> Sampling:
-        """The same with a seed from the system, where one is needed and none was given."""
+        """The same with a seed from the system, where one is needed and none was given; nobody will ask for it again."""
         if self.seed is not None or self.temperature == 0:
             return self
-        return replace(self, seed=secrets.randbits(63))
+        return replace(self, seed=secrets.randbits(63), speculate=self.speculate is not False)
 
     def to_c(self) -> abi.Sampling:
         """The struct. What its pointers lead to lives as long as it does.
@@ -88,7 +91,11 @@ class Sampling:
         tokens = [int32("stop_tokens", token) for token in self.stop_tokens]
         made.stop_tokens = (ctypes.c_int32 * len(tokens))(*tokens)
         made.stop_token_count = len(tokens)
+        made.speculate = _SPECULATE[self.speculate]
         return made
+
+
+_SPECULATE = {None: abi.Speculate.DEFAULT, True: abi.Speculate.ALWAYS, False: abi.Speculate.NEVER}
 
 
 def int32(name: str, value: int) -> int:

@@ -39,16 +39,26 @@ class Stats:
     step_p99_ms: float = 0.0
     kv_token_steps: int = 0
     kv_slot_steps: int = 0
+    draft_reached: tuple[int, ...] = (0,) * abi.MOST_DRAFTS
+    """Proposals at each place of a run that came to be verified, those before them being kept."""
+    draft_kept: tuple[int, ...] = (0,) * abi.MOST_DRAFTS
+    drafted_tokens: int = 0
+    draft_runs: int = 0
+    draft_seconds: float = 0.0
+    draft_length: int = 0
 
     @staticmethod
     def from_c(raw: abi.Stats) -> Stats:
-        return Stats(**{f.name: getattr(raw, f.name) for f in fields(Stats)})
+        values = {f.name: getattr(raw, f.name) for f in fields(Stats)}
+        return Stats(**values | {name: tuple(values[name]) for name in _BY_PLACE})
 
     def since(self, earlier: Stats) -> Stats:
         """The counters of the time after `earlier`; what is not a counter stays as it is now."""
         values = {f.name: getattr(self, f.name) for f in fields(self)}
         for name in _COUNTERS:
             values[name] -= getattr(earlier, name)
+        for name in _BY_PLACE:
+            values[name] = tuple(a - b for a, b in zip(values[name], getattr(earlier, name), strict=True))
         return Stats(**values)
 
     @property
@@ -73,9 +83,26 @@ class Stats:
         """Share of the rows through the model that preemption made necessary."""
         return self.recomputed_tokens / self.computed_tokens if self.computed_tokens else None
 
+    @property
+    def acceptance(self) -> tuple[float | None, ...]:
+        """α by place: the share of proposals that were kept, of those whose predecessors were."""
+        return tuple(k / r if r else None for k, r in zip(self.draft_kept, self.draft_reached, strict=True))
+
+    @property
+    def tokens_per_run(self) -> float | None:
+        """Tokens that a verified run gave on average, the one after the proposals included."""
+        return 1 + sum(self.draft_kept) / self.draft_runs if self.draft_runs else None
+
+    @property
+    def wasted_drafts(self) -> float | None:
+        """Share of the proposals that passes computed and verification threw away."""
+        return 1 - sum(self.draft_kept) / self.drafted_tokens if self.drafted_tokens else None
+
 
 _COUNTERS = (
     *("steps", "retries", "failures", "preemptions", "requests_finished", "requests_cancelled", "prompt_tokens"),
     *("cached_tokens", "answer_tokens", "computed_tokens", "recomputed_tokens", "batch_slots", "batch_used"),
     *("step_seconds", "forward_seconds", "sample_seconds", "kv_token_steps", "kv_slot_steps"),
+    *("drafted_tokens", "draft_runs", "draft_seconds"),
 )
+_BY_PLACE = ("draft_reached", "draft_kept")

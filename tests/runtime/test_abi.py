@@ -23,6 +23,8 @@ ENUMS: dict[str, type[IntEnum]] = {
     "EDGEC_FINISH_": abi.Finish,
     "EDGEC_EVENT_": abi.EventKind,
     "EDGEC_TRIM_": abi.Trim,
+    "EDGEC_SPECULATION_": abi.Speculation,
+    "EDGEC_SPECULATE_": abi.Speculate,
 }
 
 
@@ -66,7 +68,7 @@ def test_struct_has_the_header_s_layout(measured: dict[str, int], name: str) -> 
 def test_struct_names_every_field_of_the_header(name: str) -> None:
     body = re.search(rf"typedef struct {name} \{{(.*?)\}} {name};", HEADER, re.DOTALL)
     assert body is not None
-    text = re.sub(r"/\*.*?\*/", "", body[1], flags=re.DOTALL)
+    text = re.sub(r"/\*.*?\*/|\[\d+\]", "", body[1], flags=re.DOTALL)
     declared = [
         re.sub(r"[^\w]", "", part.split()[-1]) for decl in text.split(";") for part in decl.split(",") if part.split()
     ]

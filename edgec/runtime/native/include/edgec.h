@@ -73,6 +73,16 @@ typedef struct edgec_engine edgec_engine;
 enum { EDGEC_KV_INT8 = 0, EDGEC_KV_FP16 = 1, EDGEC_KV_FP32 = 2 };
 enum { EDGEC_BATCHING_CONTINUOUS = 0, EDGEC_BATCHING_STATIC = 1 };
 
+/* Speculative decoding: who proposes tokens that one pass of the model then verifies. Without loss: at temperature 0
+ * the tokens are those of plain decoding, above it their distribution is. */
+enum {
+  EDGEC_SPECULATION_AUTO = 0, /* the bundle's draft head, when it has one */
+  EDGEC_SPECULATION_OFF = 1,
+  EDGEC_SPECULATION_HEAD = 2,  /* refused when the bundle has no draft head */
+  EDGEC_SPECULATION_NGRAM = 3, /* what followed the last time that the text ended as it ends now */
+  EDGEC_SPECULATION_BOTH = 4   /* the n-grams where one is found, else the head; refused without a head */
+};
+
 /* Zero means "the default", or "the bundle's own value", for every field but those that say otherwise. */
 typedef struct edgec_engine_options {
   uint32_t struct_size;
@@ -91,10 +101,12 @@ typedef struct edgec_engine_options {
   const char* kernel;     /* NULL: the best for this CPU; else "scalar", "avx2", "avxvnni", "avx512vnni", "neon", … */
   edgec_log_fn log;       /* NULL: silence */
   edgec_thermal_fn thermal;
-  void* user; /* given to the callbacks */
+  void* user;           /* given to the callbacks */
+  int32_t speculation;  /* EDGEC_SPECULATION_* */
+  int32_t draft_length; /* tokens to propose, 1–8; 0: as many as pays, by measured acceptance and cost */
 } edgec_engine_options;
 #define EDGEC_ENGINE_OPTIONS_INIT \
-  { sizeof(edgec_engine_options), 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0.0, NULL, NULL, NULL, NULL }
+  { sizeof(edgec_engine_options), 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0.0, NULL, NULL, NULL, NULL, 0, 0 }
 
 /* Open a bundle's `native` folder. The budget is checked before weights are read. */
 EDGEC_API edgec_status edgec_engine_create(const char* bundle, const edgec_engine_options* options,
@@ -107,6 +119,11 @@ EDGEC_API void edgec_engine_destroy(edgec_engine* engine);
 EDGEC_API const char* edgec_engine_describe(const edgec_engine* engine);
 
 /* ---- Requests ------------------------------------------------------------------------------------------------ */
+
+/* Whether the engine may speculate on a request. How far it drafts depends on measured times and on who shares the
+ * step, and above temperature 0 the tokens (not their distribution) depend on that: so by default it doesn't when such
+ * a request has a seed, which promises the same tokens again. */
+enum { EDGEC_SPECULATE_DEFAULT = 0, EDGEC_SPECULATE_ALWAYS = 1, EDGEC_SPECULATE_NEVER = 2 };
 
 typedef struct edgec_logit_bias {
   int32_t token;
@@ -134,9 +151,10 @@ typedef struct edgec_sampling {
   int32_t stop_count;      /* at most 16, each of at most 256 bytes */
   const int32_t* stop_tokens;
   int32_t stop_token_count;
+  int32_t speculate; /* EDGEC_SPECULATE_* */
 } edgec_sampling;
 #define EDGEC_SAMPLING_INIT \
-  { sizeof(edgec_sampling), 0, 1.0f, 0, 1.0f, 0.0f, 1.0f, 0.0f, 0.0f, 0, 0, -1, 0, 1, NULL, 0, NULL, 0, NULL, 0 }
+  { sizeof(edgec_sampling), 0, 1.0f, 0, 1.0f, 0.0f, 1.0f, 0.0f, 0.0f, 0, 0, -1, 0, 1, NULL, 0, NULL, 0, NULL, 0, 0 }
 
 typedef struct edgec_request {
   uint32_t struct_size;
@@ -233,6 +251,13 @@ typedef struct edgec_stats {
   double step_p50_ms, step_p99_ms; /* of the latest 256 steps */
   uint64_t kv_token_steps;         /* sums over steps, for mean utilisation: tokens held … */
   uint64_t kv_slot_steps;          /* … and slots owned */
+  uint64_t
+      draft_reached[8];    /* proposals at each place of a run that came to be verified, those before them being kept */
+  uint64_t draft_kept[8];  /* and of these the kept ones: α by place = kept / reached */
+  uint64_t drafted_tokens; /* proposals computed in passes; wasted are those that no `draft_kept` counts */
+  uint64_t draft_runs;     /* passes of a sequence that verified proposals */
+  double draft_seconds;    /* in the draft head */
+  int32_t draft_length;    /* proposals per sequence at present; 0: it doesn't pay */
 } edgec_stats;
 EDGEC_API edgec_status edgec_engine_stats(const edgec_engine* engine, edgec_stats* stats);
 

@@ -32,7 +32,7 @@ Engine::Engine(const std::string& folder, const edgec_engine_options& options)
   budget_ = make_budget(file);
   tokenizer_.reset(new edgec_tokenizer{Tokenizer::from_file(folder + "/tokenizer.json")});
   threads_.reset(new ThreadPool(config_.threads));
-  weights_.reset(new Weights(manifest_.model, file, kernels_, *threads_));
+  weights_.reset(new Weights(manifest_, file, kernels_, *threads_));
 
   SchedulerConfig s;
   s.first_block = config_.static_batching ? (config_.step_tokens - 1) / config_.block_size + 1 : 1;
@@ -51,6 +51,8 @@ Engine::Engine(const std::string& folder, const edgec_engine_options& options)
   store_.reset(new KvStore(kv, manifest_.model.layers, s.first_block + s.blocks));
   decoder_.reset(new Decoder(manifest_.model, *weights_, kernels_, *threads_, *store_, config_.context,
                              config_.step_tokens, config_.max_batch < 16 ? 16 : config_.max_batch));
+  if (config_.head_drafts) head_.reset(new DraftHead(manifest_, *weights_, kernels_, *threads_, config_.max_batch));
+  control_ = DraftControl(config_.draft_length);
   samplers_.resize(threads_->threads());
   row_copies_.resize(threads_->threads());
   scratch_table_.assign((config_.context + config_.block_size - 1) / config_.block_size, 0);
@@ -215,6 +217,14 @@ edgec_stats Engine::stats() const {
   out.sample_seconds = sample_seconds_;
   out.kv_token_steps = s.kv_token_steps;
   out.kv_slot_steps = s.kv_slot_steps;
+  for (int i = 0; i < kMostDrafts; ++i) {
+    out.draft_reached[i] = draft_reached_[i];
+    out.draft_kept[i] = draft_kept_[i];
+  }
+  out.drafted_tokens = drafted_tokens_;
+  out.draft_runs = draft_runs_;
+  out.draft_seconds = draft_seconds_;
+  out.draft_length = control_.latest();
   if (!recent_.empty()) {
     std::vector<double> sorted = recent_;
     std::sort(sorted.begin(), sorted.end());

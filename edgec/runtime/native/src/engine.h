@@ -6,15 +6,19 @@
 #ifndef EDGEC_ENGINE_H
 #define EDGEC_ENGINE_H
 
+#include <array>
 #include <atomic>
 #include <deque>
 #include <map>
 #include <memory>
 #include <mutex>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "decoder.h"
+#include "draft_control.h"
+#include "draft_head.h"
 #include "manifest.h"
 #include "request.h"
 #include "safetensors.h"
@@ -29,6 +33,8 @@ struct EngineConfig {
   int threads, block_size, context, max_batch, step_tokens, max_waiting, aging_steps;
   KvType kv;
   bool static_batching, prefix_cache;
+  bool head_drafts, ngram_drafts;  // who proposes tokens: the bundle's head, n-grams of the text, or neither
+  int draft_length;                // 0: as many as pays
   uint64_t memory_budget;
   double step_slo;  // seconds
   std::string kernel;
@@ -73,7 +79,14 @@ class Engine {
   struct Work {
     Chunk chunk;
     Answer* answer;
-    std::vector<Sampled> sampled;  // one, or n when the prompt of a request with n sequences has just been computed
+    bool forks;  // the prompt of a request with n sequences: `sampled` has the first token of each
+    // Otherwise what the chunk's last positions gave, one after the other: proposals that were kept, and one more
+    // token.
+    std::vector<Sampled> sampled;
+    std::vector<int32_t> tokens;  // of `sampled`, as far as they are part of the answer
+    std::vector<Said> said;
+    size_t kept = 0;     // proposals
+    bool ended = false;  // a proposal was not kept: later positions count for nothing
   };
   // What a wanted row's logits are for: a new token, or the score of the prompt's token after `position`.
   struct Use {
@@ -95,9 +108,16 @@ class Engine {
   StepOutcome run_step();
   void build_batch();
   void compute();
-  void use_row(Use* use, float* logits, int thread);
+  void propose();
+  bool may_speculate(const Request& request) const;
+  void draft_by_head(int longest);
+  void find_uses(size_t first, size_t count);
+  void use_row(size_t use, float* logits, int thread);
+  void verify_row(Work* work, size_t use, float* logits, Sampler* sampler);
   void commit(double seconds);
-  void fork(Work* work, Said& first);
+  void fork(Work* work);
+  void keep_hidden(Answer* answer, size_t use);
+  void account_drafts(double seconds);
   void end(Answer* answer, int32_t finish);
   void end_all(Request* request, int32_t finish);
   void fail_step();
@@ -114,6 +134,8 @@ class Engine {
   std::unique_ptr<KvStore> store_;
   std::unique_ptr<Decoder> decoder_;
   std::unique_ptr<Scheduler> scheduler_;
+  std::unique_ptr<DraftHead> head_;  // null: none in the bundle, or not wanted
+  DraftControl control_{0};
   Budget budget_{};
   std::string description_;
 
@@ -136,10 +158,16 @@ class Engine {
   std::vector<Sampler> samplers_;               // one per thread
   std::vector<std::vector<float>> row_copies_;  // one per thread, (vocab)
   std::vector<StepResult> results_;
-  std::vector<Said> said_;  // of `work_`
+  std::vector<std::pair<size_t, size_t>> ranges_;  // of `uses_`: what one thread goes through in order
+  std::vector<Answer*> drafting_;                  // the sequences that propose in this step
+  std::vector<float> draft_states_;                // theirs, (sequences, hidden)
+  std::vector<int32_t> draft_inputs_;
 
   double step_seconds_ = 0, forward_seconds_ = 0, sample_seconds_ = 0;
   uint64_t failures_ = 0;
+  double draft_seconds_ = 0;
+  uint64_t draft_runs_ = 0, drafted_tokens_ = 0;
+  std::array<uint64_t, kMostDrafts> draft_reached_{}, draft_kept_{};
   std::vector<double> recent_;  // seconds of the latest steps, a ring
   size_t recent_at_ = 0;
 };

@@ -66,6 +66,19 @@ EngineConfig EngineConfig::resolve(const edgec_engine_options& options, const Ma
   if (!(options.step_slo_ms >= 0.0 && options.step_slo_ms < 1e6)) refuse("step_slo_ms", "it must be in 0…1e6");
   c.step_slo = options.step_slo_ms / 1e3;
   c.kernel = options.kernel == nullptr ? "" : options.kernel;
+  const bool head = !manifest.draft.widths.empty();
+  const int32_t who = options.speculation;
+  if (who < EDGEC_SPECULATION_AUTO || who > EDGEC_SPECULATION_BOTH)
+    refuse("speculation", "it must be EDGEC_SPECULATION_*");
+  if ((who == EDGEC_SPECULATION_HEAD || who == EDGEC_SPECULATION_BOTH) && !head)
+    refuse("speculation", "the bundle has no draft head; build it with the pass `draft_head`, or take the n-grams");
+  if (c.static_batching && who > EDGEC_SPECULATION_OFF)
+    refuse("speculation", "it can't be combined with static batching");
+  c.head_drafts = head && !c.static_batching && who != EDGEC_SPECULATION_OFF && who != EDGEC_SPECULATION_NGRAM;
+  c.ngram_drafts = who == EDGEC_SPECULATION_NGRAM || who == EDGEC_SPECULATION_BOTH;
+  if (options.draft_length < 0 || options.draft_length > kMostDrafts)
+    refuse("draft_length", std::to_string(options.draft_length) + " is not in 1…8, or 0 for as many as pays");
+  c.draft_length = options.draft_length;
   c.log = options.log;
   c.thermal = options.thermal;
   c.user = options.user;
@@ -76,9 +89,10 @@ Engine::Budget Engine::make_budget(const Safetensors& file) const {
   const Architecture& m = manifest_.model;
   const KvLayout kv = {config_.kv, config_.block_size, m.kv_heads, m.head_dim};
   Budget budget = {};
-  budget.weights = Weights::packed_bytes(m, file, kernels_);
+  budget.weights = Weights::packed_bytes(manifest_, file, kernels_);
   budget.scratch = kOverhead + Decoder::scratch_bytes(m, kv, config_.threads, config_.context, config_.step_tokens,
                                                       config_.max_batch < 16 ? 16 : config_.max_batch);
+  if (config_.head_drafts) budget.scratch += DraftHead::scratch_bytes(manifest_, config_.max_batch);
   budget.block = KvStore::bytes_per_block(kv, m.layers);
   const int64_t per_sequence = (config_.context + config_.block_size - 1) / config_.block_size;
   // One sequence of full length has to fit, and scratch blocks for what only fills a static batch up.
@@ -112,7 +126,13 @@ std::string Engine::make_description() const {
          ", \"max_waiting\": " + number(config_.max_waiting) + ", \"kernel\": " + quoted(kernels_.name) +
          ", \"threads\": " + number(threads_->threads()) + ", \"kv_dtype\": " + quoted(name_of(config_.kv)) +
          ", \"batching\": " + (config_.static_batching ? "\"static\"" : "\"continuous\"") +
-         ", \"prefix_cache\": " + (config_.prefix_cache ? "true" : "false") +
+         ", \"prefix_cache\": " + (config_.prefix_cache ? "true" : "false") + ", \"speculation\": " +
+         quoted(config_.head_drafts && config_.ngram_drafts ? "both"
+                : config_.head_drafts                       ? "head"
+                : config_.ngram_drafts                      ? "ngram"
+                                                            : "off") +
+         ", \"draft_length\": " + number(config_.draft_length) +
+         ", \"draft_bytes\": " + number(weights_->read_per_draft()) +
          ", \"memory\": {\"weights\": " + number(budget_.weights) +
          ", \"pools\": " + number(budget_.block * static_cast<uint64_t>(store_->blocks())) +
          ", \"scratch\": " + number(budget_.scratch) + ", \"budget\": " + number(config_.memory_budget) +

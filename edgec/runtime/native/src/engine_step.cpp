@@ -24,10 +24,14 @@ StepOutcome Engine::step() {
 }
 
 StepOutcome Engine::run_step() {
-  const double start = now();
   {
     std::lock_guard<std::mutex> lock(mutex_);
     sweep();
+  }
+  propose();
+  const double start = now();
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
     scheduler_->plan(&plan_);
     if (plan_.empty()) return scheduler_->waiting_count() > 0 ? StepOutcome::kDeferred : StepOutcome::kIdle;
     copies_.clear();
@@ -68,19 +72,24 @@ void Engine::build_batch() {
     Request* request = answer->request;
     const std::vector<int32_t>& tokens = scheduler_->tokens(chunk.sequence);
     const int32_t prompt = static_cast<int32_t>(request->prompt.size()), end = chunk.start + chunk.count;
+    const int32_t own = static_cast<int32_t>(tokens.size());
     const int32_t table = static_cast<int32_t>(batch_.tables.size());
     tables_.push_back(scheduler_->block_table(chunk.sequence));  // a copy: `cancel` may forget the sequence meanwhile
     const int32_t* blocks = tables_.back().data();
     batch_.tables.push_back(blocks);
     for (int32_t p = chunk.start; p < end; ++p) {
       const bool scores = request->score_prompt && answer->index == 0 && p >= request->scored && p + 1 < prompt;
-      const bool wanted = scores || (chunk.samples && p + 1 == end);
+      const bool wanted = scores || (chunk.samples && p + 1 + chunk.drafts >= end);
       const int32_t slot = blocks[p / config_.block_size] * config_.block_size + p % config_.block_size;
-      batch_.rows.push_back({tokens[p], p, slot, table, wanted});
+      const int32_t token = p < own ? tokens[p] : answer->proposals[p - own].token;
+      batch_.rows.push_back({token, p, slot, table, wanted});
       if (wanted) uses_.push_back({work_.size(), p, scores, 0.0f, {}});
     }
-    work_.push_back({chunk, answer, {}});
-    if (chunk.samples) work_.back().sampled.resize(request->forked ? 1 : request->params.n);
+    work_.push_back({});
+    Work& work = work_.back();
+    work.chunk = chunk;
+    work.answer = answer;
+    work.forks = chunk.samples && !request->forked && request->params.n > 1;
   }
   if (plan_.padding > 0) {  // static batching: rows that are computed for nothing, as far along as the others
     int32_t position = 0;
@@ -107,42 +116,93 @@ void Engine::compute() {
     decoder_->project(first, count);
     const double projected = now();
     const int used = std::min(count, static_cast<int>(uses_.size()) - first);
-    if (used > 0)
-      threads_->run(used, [&](int i, int thread) { use_row(&uses_[first + i], decoder_->logits(i), thread); });
+    if (used > 0) {
+      find_uses(static_cast<size_t>(first), static_cast<size_t>(used));
+      threads_->run(static_cast<int>(ranges_.size()), [&](int i, int thread) {
+        for (size_t use = ranges_[i].first; use < ranges_[i].second; ++use)
+          use_row(use, decoder_->logits(static_cast<int>(use) - first), thread);
+      });
+    }
     sampling += now() - projected;
   }
   sample_seconds_ += sampling;
   forward_seconds_ += now() - start - sampling;
 }
 
-void Engine::use_row(Use* use, float* logits, int thread) {
+// What can be done at once: each row alone, but the proposals of a sequence one after the other.
+void Engine::find_uses(size_t first, size_t count) {
+  ranges_.clear();
+  for (size_t use = first; use < first + count; ++use) {
+    if (use > first && uses_[use].work == uses_[use - 1].work && work_[uses_[use].work].chunk.drafts > 0)
+      ranges_.back().second = use + 1;
+    else
+      ranges_.push_back({use, use + 1});
+  }
+}
+
+void Engine::use_row(size_t index, float* logits, int thread) {
   const int32_t vocab = manifest_.model.vocab_size;
-  Work& work = work_[use->work];
+  Use& use = uses_[index];
+  Work& work = work_[use.work];
   const Request& request = *work.answer->request;
   Sampler& sampler = samplers_[thread];
-  if (use->scores) {
-    use->logprob = Sampler::logprob(logits, vocab, request.prompt[use->position + 1]);
+  if (use.scores) {
+    use.logprob = Sampler::logprob(logits, vocab, request.prompt[use.position + 1]);
     if (request.params.logprobs > 0) {
       SamplingParams alternatives;
       alternatives.temperature = 0.0f;
       alternatives.logprobs = request.params.logprobs;
-      use->top = sampler.sample(logits, vocab, alternatives, nullptr, 0, 0, 0).top;
+      use.top = sampler.sample(logits, vocab, alternatives, nullptr, 0, 0, 0).top;
     }
     return;
   }
-  const uint32_t position = static_cast<uint32_t>(use->position + 1);
-  if (work.sampled.size() == 1) {
-    const Answer& answer = *work.answer;
-    work.sampled[0] = sampler.sample(logits, vocab, request.params, &answer.history, request.seed,
-                                     static_cast<uint32_t>(answer.index), position);
+  if (!work.forks) {
+    if (!work.ended) verify_row(&work, index, logits, &sampler);
     return;
   }
+  const uint32_t position = static_cast<uint32_t>(use.position + 1);
   std::vector<float>& copy = row_copies_[thread];  // sampling overwrites its row
-  for (size_t i = 0; i < work.sampled.size(); ++i) {
+  for (const std::unique_ptr<Answer>& answer : request.answers) {
     copy.assign(logits, logits + vocab);
-    work.sampled[i] = sampler.sample(copy.data(), vocab, request.params, &request.answers[i]->history, request.seed,
-                                     static_cast<uint32_t>(i), position);
+    work.sampled.push_back(sampler.sample(copy.data(), vocab, request.params, &answer->history, request.seed,
+                                          static_cast<uint32_t>(answer->index), position));
+    keep_hidden(answer.get(), index);
   }
+}
+
+// One position of a sequence that decodes: a proposal to verify, or the token after the last of them.
+void Engine::verify_row(Work* work, size_t index, float* logits, Sampler* sampler) {
+  static const std::vector<int32_t> kNoTokens;
+  const int32_t vocab = manifest_.model.vocab_size, position = uses_[index].position + 1;
+  Answer& answer = *work->answer;
+  const Request& request = *answer.request;
+  const uint32_t sequence = static_cast<uint32_t>(answer.index), place = static_cast<uint32_t>(position);
+  const int proposal = position - (work->chunk.start + work->chunk.count - work->chunk.drafts);
+  if (proposal == work->chunk.drafts) {
+    work->sampled.push_back(
+        sampler->sample(logits, vocab, request.params, &answer.history, request.seed, sequence, place));
+    work->ended = true;
+  } else {
+    bool kept;
+    work->sampled.push_back(sampler->verify(logits, vocab, request.params, &answer.history, request.seed, sequence,
+                                            place, answer.proposals[proposal],
+                                            head_ != nullptr ? head_->tokens() : kNoTokens, &kept));
+    work->kept += kept ? 1 : 0;
+    work->ended = !kept || work->sampled.back().outcome != SampleOutcome::kSampled;
+    // The next position's penalties see what this one gave; `commit` counts it for good.
+    if (!work->ended && request.params.has_penalties()) answer.history.add_answer(work->sampled.back().token);
+  }
+  if (work->ended) {
+    if (request.params.has_penalties())
+      for (size_t i = 0; i + 1 < work->sampled.size(); ++i) answer.history.remove_answer(work->sampled[i].token);
+    keep_hidden(&answer, index);
+  }
+}
+
+void Engine::keep_hidden(Answer* answer, size_t use) {
+  if (head_ == nullptr) return;
+  const float* hidden = decoder_->hidden(static_cast<int>(use));
+  answer->hidden.assign(hidden, hidden + manifest_.model.hidden_size);
 }
 
 void Engine::commit(double seconds) {
@@ -164,38 +224,46 @@ void Engine::commit(double seconds) {
   }
 
   results_.clear();
-  said_.clear();
   for (Work& work : work_) {
-    said_.push_back({});
     if (!work.chunk.samples || work.answer->finished) continue;
-    const Sampled& sampled = work.sampled.front();
-    if (sampled.outcome != SampleOutcome::kSampled) {
+    if (work.sampled.back().outcome != SampleOutcome::kSampled) {
       results_.push_back({work.chunk.sequence, nullptr, 0, true});
       continue;
     }
-    Said& said = said_.back();
-    said = say(work.answer, sampled, work.chunk.start + work.chunk.count, scheduler_->room(work.chunk.sequence) - 1,
-               manifest_.eos);
-    const bool forks = work.sampled.size() > 1;  // the children need their parent a moment longer
-    const bool finish = said.finish != EDGEC_FINISH_NONE && !forks;
-    results_.push_back({work.chunk.sequence, &sampled.token, said.silent && finish ? 0 : 1, finish});
+    const int32_t position = work.chunk.start + work.chunk.count - work.chunk.drafts;
+    int32_t finish = EDGEC_FINISH_NONE;
+    for (size_t i = 0; i < (work.forks ? 1 : work.sampled.size()) && finish == EDGEC_FINISH_NONE; ++i) {
+      const int32_t at = static_cast<int32_t>(i);
+      work.said.push_back(say(work.answer, work.sampled[i], position + at,
+                              scheduler_->room(work.chunk.sequence) - 1 - at, manifest_.eos));
+      finish = work.said.back().finish;
+      if (!(work.said.back().silent && !work.forks)) work.tokens.push_back(work.sampled[i].token);
+    }
+    // A parent stays a moment longer than its first token, for its children.
+    results_.push_back({work.chunk.sequence, work.tokens.data(), static_cast<int32_t>(work.tokens.size()),
+                        finish != EDGEC_FINISH_NONE && !work.forks});
   }
   scheduler_->commit(plan_, results_.data(), results_.size(), seconds);
+  account_drafts(seconds);
 
-  for (size_t i = 0; i < work_.size(); ++i) {
-    Work& work = work_[i];
+  for (Work& work : work_) {
     if (!work.chunk.samples || work.answer->finished) continue;
-    if (work.sampled.front().outcome != SampleOutcome::kSampled) {
+    if (work.sampled.back().outcome != SampleOutcome::kSampled) {
       log(EDGEC_LOG_ERROR,
           "request " + std::to_string(work.answer->request->id) + ": the model gave a logit that is no number");
       end_all(work.answer->request, EDGEC_FINISH_FAILED);
       continue;
     }
-    if (work.sampled.size() > 1) {
-      fork(&work, said_[i]);
+    if (work.forks) {
+      fork(&work);
     } else {
-      if (!said_[i].silent) events_.push_back(std::move(said_[i].event));
-      if (said_[i].finish != EDGEC_FINISH_NONE) end(work.answer, said_[i].finish);
+      for (Said& said : work.said) {
+        if (!said.silent) events_.push_back(std::move(said.event));
+        if (said.finish != EDGEC_FINISH_NONE) end(work.answer, said.finish);
+      }
+      work.answer->newest = work.sampled.back().token;
+      work.answer->hidden_of =
+          static_cast<size_t>(work.chunk.start + work.chunk.count - work.chunk.drafts) + work.sampled.size();
     }
     work.answer->request->forked = true;
   }
@@ -209,14 +277,31 @@ void Engine::commit(double seconds) {
   }
 }
 
+// What became of proposals, and what the pass cost, for the decision how many to make.
+void Engine::account_drafts(double seconds) {
+  bool decodes_only = true;
+  for (const Work& work : work_) {
+    decodes_only = decodes_only && work.chunk.samples && work.chunk.count == 1 + work.chunk.drafts;
+    if (work.chunk.drafts == 0) continue;
+    const int proposed = work.chunk.drafts, kept = static_cast<int>(work.kept);
+    draft_runs_ += 1;
+    drafted_tokens_ += static_cast<uint64_t>(proposed);
+    for (int i = 0; i < std::min(proposed, kept + 1); ++i) {
+      draft_reached_[i] += 1;
+      draft_kept_[i] += i < kept ? 1 : 0;
+    }
+    control_.verified(work.answer->source, proposed, kept);
+  }
+  if (decodes_only) control_.stepped(plan_.rows, seconds);
+}
+
 // The prompt of a request with n sequences is computed: the other n − 1 start from the same blocks, each with its own
 // first token.
-void Engine::fork(Work* work, Said& first) {
+void Engine::fork(Work* work) {
   Request* request = work->answer->request;
   const int32_t position = work->chunk.start + work->chunk.count;
   const int32_t room = scheduler_->room(work->chunk.sequence);
-  std::vector<Said> said;
-  said.push_back(std::move(first));
+  std::vector<Said>& said = work->said;
   for (size_t i = 1; i < request->answers.size(); ++i) {
     Answer* answer = request->answers[i].get();
     const Sampled& sampled = work->sampled[i];
@@ -225,6 +310,8 @@ void Engine::fork(Work* work, Said& first) {
   }
   for (size_t i = 0; i < said.size(); ++i) {
     Answer* answer = request->answers[i].get();
+    answer->newest = work->sampled[i].token;
+    answer->hidden_of = static_cast<size_t>(position) + 1;
     if (!said[i].silent) events_.push_back(std::move(said[i].event));
     if (said[i].finish == EDGEC_FINISH_NONE) continue;
     scheduler_->finish(answer->id());

@@ -35,6 +35,20 @@ Architecture read_architecture(const JsonValue& json) {
   return a;
 }
 
+DraftArchitecture read_draft(const JsonValue& json, int vocab) {
+  DraftArchitecture draft;
+  const std::string design(json.get_string("design", ""));
+  if (design != "recurrent")
+    throw Error(EDGEC_UNSUPPORTED,
+                "the bundle has a draft head of design `" + design + "`; this library runs `recurrent`");
+  for (const JsonValue width : json.at("widths").elements())
+    draft.widths.push_back(static_cast<int>(width.as_int(1, 1 << 16)));
+  if (draft.widths.empty() || draft.widths.size() > 8)
+    throw Error(EDGEC_UNSUPPORTED, "a draft head has 1 to 8 blocks, this one " + std::to_string(draft.widths.size()));
+  draft.vocab_size = number(json, "vocab", 1, vocab);
+  return draft;
+}
+
 }  // namespace
 
 Manifest Manifest::load(const std::string& folder) {
@@ -49,6 +63,7 @@ Manifest Manifest::load(const std::string& folder) {
                                             "; take both from one build");
   Manifest m = {};
   m.model = read_architecture(root.at("architecture"));
+  if (root.has("draft")) m.draft = read_draft(root.at("draft"), m.model.vocab_size);
   m.name = std::string(root.get_string("name", "model"));
   const int64_t group = root.at("activation_group").as_int();
   if (group != kGroup)

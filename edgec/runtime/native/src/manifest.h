@@ -17,8 +17,15 @@ struct Architecture {
   bool tied;          // the output layer is the embedding
 };
 
+// A head that proposes tokens from the model's last hidden state; without widths there is none.
+struct DraftArchitecture {
+  std::vector<int> widths;  // of its blocks
+  int vocab_size = 0;       // tokens that it can propose
+};
+
 struct Manifest {
   Architecture model;
+  DraftArchitecture draft;
   std::string name;
   std::vector<int32_t> eos;  // tokens that end an answer
   int context, block_size, max_batch, step_tokens;

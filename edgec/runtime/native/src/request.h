@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "detokenizer.h"
+#include "draft_control.h"
 #include "sampler.h"
 #include "sampling_params.h"
 #include "step_plan.h"
@@ -40,6 +41,15 @@ struct Answer {
   History history;     // filled only when penalties look at it
   Detokenizer detokenizer;
   StopMatcher matcher;
+
+  // Of speculation. `hidden` is the state from which the newest token was sampled, the last of `hidden_of` tokens; the
+  // draft head starts there.
+  std::vector<float> hidden;
+  int32_t newest = -1;
+  size_t hidden_of = 0;
+  DraftSource source = DraftSource::kHead;  // of the proposals:
+  std::vector<Proposal> proposals;          // for the coming step; only the first `proposed` count
+  int proposed = 0;
 };
 
 struct Request {

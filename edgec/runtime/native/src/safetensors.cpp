@@ -16,7 +16,7 @@ std::string show(const std::vector<int64_t>& shape) {
   return text + "]";
 }
 
-const char* show(DType dtype) { return dtype == DType::kInt8 ? "I8" : "F32"; }
+const char* show(DType dtype) { return dtype == DType::kInt8 ? "I8" : dtype == DType::kInt32 ? "I32" : "F32"; }
 
 size_t element(DType dtype) { return dtype == DType::kInt8 ? 1 : 4; }
 
@@ -42,8 +42,8 @@ Safetensors::Safetensors(const std::string& path) : path_(path), file_(path) {
   for (const JsonMember member : header.root().members()) {
     if (member.key == "__metadata__") continue;
     const std::string_view type = member.value.at("dtype").as_string();
-    if (type != "I8" && type != "F32") continue;
-    Tensor tensor = {type == "I8" ? DType::kInt8 : DType::kFloat32, {}, nullptr};
+    if (type != "I8" && type != "I32" && type != "F32") continue;
+    Tensor tensor = {type == "I8" ? DType::kInt8 : type == "I32" ? DType::kInt32 : DType::kFloat32, {}, nullptr};
     uint64_t bytes = element(tensor.dtype);
     for (const JsonValue size : member.value.at("shape").elements()) {
       const int64_t value = size.as_int(0, int64_t{1} << 40);

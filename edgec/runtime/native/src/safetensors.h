@@ -12,7 +12,7 @@
 
 namespace edgec {
 
-enum class DType { kInt8, kFloat32 };
+enum class DType { kInt8, kInt32, kFloat32 };
 
 struct Tensor {
   DType dtype;
@@ -20,6 +20,7 @@ struct Tensor {
   const void* data;  // in the file's mapping, aligned to the type
 
   const int8_t* int8() const { return static_cast<const int8_t*>(data); }
+  const int32_t* int32() const { return static_cast<const int32_t*>(data); }
   const float* float32() const { return static_cast<const float*>(data); }
   size_t bytes() const;
 };

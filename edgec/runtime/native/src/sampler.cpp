@@ -89,6 +89,13 @@ int32_t draw_from(const float* weights, int32_t vocab, const double* sums, doubl
   return last;
 }
 
+Sampled bad_logits() {
+  Sampled none;
+  none.outcome = SampleOutcome::kBadLogits;
+  none.logprob = kNotANumber;
+  return none;
+}
+
 void adjust(float* logits, const SamplingParams& params, const History* history) {
   for (const LogitBias& bias : params.logit_bias) logits[bias.token] += bias.bias;
   if (!params.has_penalties() || history == nullptr) return;
@@ -133,37 +140,99 @@ void History::remove_answer(int32_t token) {
   index_.erase(token);
 }
 
+bool Sampler::report(const float* logits, int32_t vocab, const SamplingParams& params, Sampled* result) {
+  result->logprob = kNotANumber;
+  if (params.logprobs < 0) return true;
+  const Normaliser normaliser = normaliser_of(logits, vocab);
+  if (!(normaliser.shift == normaliser.shift)) return false;
+  shift_ = normaliser.shift;
+  log_sum_ = normaliser.log_sum;
+  result->top = greatest(logits, vocab, params.logprobs);
+  for (edgec_token_logprob& top : result->top) top.logprob = normaliser(top.logprob);
+  raw_.assign(logits, logits + vocab);
+  return true;
+}
+
+float Sampler::reported(const SamplingParams& params, int32_t token) const {
+  return params.logprobs < 0 ? kNotANumber : Normaliser{shift_, log_sum_}(raw_[static_cast<size_t>(token)]);
+}
+
 Sampled Sampler::sample(float* logits, int32_t vocab, const SamplingParams& params, const History* history,
                         uint64_t seed, uint32_t sequence, uint32_t position) {
   Sampled result;
-  result.logprob = kNotANumber;
-  const auto bad = [] {
-    Sampled none;
-    none.outcome = SampleOutcome::kBadLogits;
-    none.logprob = kNotANumber;
-    return none;
-  };
-  Normaliser normaliser;
-  if (params.logprobs >= 0) {
-    normaliser = normaliser_of(logits, vocab);
-    if (!(normaliser.shift == normaliser.shift)) return bad();
-    result.top = greatest(logits, vocab, params.logprobs);
-    for (edgec_token_logprob& top : result.top) top.logprob = normaliser(top.logprob);
-    raw_.assign(logits, logits + vocab);
-  }
+  if (!report(logits, vocab, params, &result)) return bad_logits();
   if (params.greedy()) {
     adjust(logits, params, history);
     const RowExtent extent = row_loops().extent(logits, vocab, nullptr);
-    if (!extent.finite) return bad();
+    if (!extent.finite) return bad_logits();
     result.token = best_of(logits, extent);
   } else {
     const Processed processed = process(logits, vocab, params, history);
-    if (processed.outcome != SampleOutcome::kSampled) return bad();
+    if (processed.outcome != SampleOutcome::kSampled) return bad_logits();
     const double u = uniform(seed, sequence, position, Draw::kToken);
     result.token = draw_from(logits, vocab, sums_.data(), u * processed.total);
   }
-  if (params.logprobs >= 0) result.logprob = normaliser(raw_[static_cast<size_t>(result.token)]);
+  result.logprob = reported(params, result.token);
   return result;
+}
+
+Sampled Sampler::verify(float* logits, int32_t vocab, const SamplingParams& params, const History* history,
+                        uint64_t seed, uint32_t sequence, uint32_t position, const Proposal& proposal,
+                        const std::vector<int32_t>& vocabulary, bool* kept) {
+  if (params.greedy()) {
+    const Sampled result = sample(logits, vocab, params, history, seed, sequence, position);
+    *kept = result.token == proposal.token;
+    return result;
+  }
+  *kept = false;
+  Sampled result;
+  if (!report(logits, vocab, params, &result)) return bad_logits();
+  const Processed p = process(logits, vocab, params, history);
+  if (p.outcome != SampleOutcome::kSampled) return bad_logits();
+  const double likely = static_cast<double>(logits[proposal.token]) / p.total;
+  const double proposed = static_cast<double>(proposal.weight) / proposal.total;
+  *kept = uniform(seed, sequence, position, Draw::kAccept) * proposed < likely;
+  result.token = proposal.token;
+  if (!*kept) {
+    const float scale = static_cast<float>(1.0 / p.total), draft_scale = static_cast<float>(1.0 / proposal.total);
+    for (int32_t i = 0; i < vocab; ++i) logits[i] *= scale;
+    if (proposal.weights.empty()) logits[proposal.token] = 0.0f;
+    for (size_t i = 0; i < proposal.weights.size(); ++i) {
+      const float left = logits[vocabulary[i]] - proposal.weights[i] * draft_scale;
+      logits[vocabulary[i]] = left > 0.0f ? left : 0.0f;
+    }
+    const double total = row_loops().sum(logits, vocab, sums_.data());
+    // Nothing is left where p = q but for rounding, and there every proposal is kept.
+    *kept = !(total > 0.0);
+    if (!*kept)
+      result.token = draw_from(logits, vocab, sums_.data(), uniform(seed, sequence, position, Draw::kResidual) * total);
+  }
+  result.logprob = reported(params, result.token);
+  return result;
+}
+
+void Sampler::propose(float* logits, int32_t vocab, const SamplingParams& params, uint64_t seed, uint32_t sequence,
+                      uint32_t position, Proposal* proposal) {
+  proposal->token = -1;
+  proposal->weight = 1;
+  proposal->total = 1;
+  proposal->weights.clear();
+  const RowExtent extent = row_loops().extent(logits, vocab, nullptr);
+  if (!extent.finite) return;
+  if (params.greedy()) {
+    proposal->token = best_of(logits, extent);
+    return;
+  }
+  SamplingParams own;
+  own.temperature = params.temperature;
+  own.top_k = params.top_k;
+  own.top_p = params.top_p;
+  own.min_p = params.min_p;
+  proposal->total = process(logits, vocab, own, nullptr).total;
+  proposal->token =
+      draw_from(logits, vocab, sums_.data(), uniform(seed, sequence, position, Draw::kDraft) * proposal->total);
+  proposal->weight = logits[proposal->token];
+  proposal->weights.assign(logits, logits + vocab);
 }
 
 // Leaves the weights' block sums in sums_, unless greedy.

@@ -69,12 +69,34 @@ struct Processed {
   double total = 0;   // Σ weights, in the fixed order of `draw`
 };
 
+// One proposed token, and how likely its drafter was to propose it.
+struct Proposal {
+  int32_t token = -1;
+  float weight = 1;            // the token's, among …
+  double total = 1;            // … Σ of …
+  std::vector<float> weights;  // … the drafter's over its own vocabulary; empty when it proposes this token for certain
+};
+
 // Holds scratch, so one per thread; carries nothing from one call to the next.
 class Sampler {
  public:
   // `logits` (vocab) is overwritten. `history` may be null when `params.has_penalties()` is false.
   Sampled sample(float* logits, int32_t vocab, const SamplingParams& params, const History* history, uint64_t seed,
                  uint32_t sequence, uint32_t position);
+
+  // One position of Algorithm 1 of Leviathan et al., "Fast Inference from Transformers via Speculative Decoding"
+  // (2023): the proposal x ~ q is kept with probability min(1, p(x) / q(x)), else the token comes from max(0, p − q),
+  // normalised. So it is distributed as p, whatever q is. p is what `sample` draws from; u for keeping is
+  // Draw::kAccept's, for the replacement Draw::kResidual's. Greedy: the proposal is kept when it is the token that
+  // `sample` gives. `vocabulary` are the tokens of proposal.weights, ascending.
+  Sampled verify(float* logits, int32_t vocab, const SamplingParams& params, const History* history, uint64_t seed,
+                 uint32_t sequence, uint32_t position, const Proposal& proposal, const std::vector<int32_t>& vocabulary,
+                 bool* kept);
+
+  // A drafter's choice from its own `logits` (vocab) by Draw::kDraft: temperature, top-k, top-p and min-p apply, bias
+  // and penalties don't. `proposal->token` is an index into its vocabulary; −1 for bad logits.
+  void propose(float* logits, int32_t vocab, const SamplingParams& params, uint64_t seed, uint32_t sequence,
+               uint32_t position, Proposal* proposal);
 
   // Steps 2 to 8: `logits` becomes weights (0 for what was removed). Greedy leaves weight 1 on one token. Speculation
   // compares and subtracts two of these.
@@ -99,6 +121,9 @@ class Sampler {
     int32_t token;
   };
 
+  // Logarithms that a result is reported with, before `logits` are overwritten. False for bad logits.
+  bool report(const float* logits, int32_t vocab, const SamplingParams& params, Sampled* result);
+  float reported(const SamplingParams& params, int32_t token) const;
   void truncate(float* logits, int32_t vocab, const SamplingParams& params, float greatest);
   void collect(const float* logits, const float* weights, int32_t vocab, float least);
   void cut(double wanted);
@@ -107,6 +132,7 @@ class Sampler {
   void scatter(float* logits, int32_t vocab) const;
 
   std::vector<float> raw_, weights_;     // (vocab)
+  float shift_ = 0, log_sum_ = 0;        // of `raw_`: a log-probability is (z − shift) − log_sum
   std::vector<float> maxima_, ordered_;  // (row blocks)
   std::vector<double> sums_;             // (row blocks)
   std::vector<Candidate> candidates_;    // ascending by token

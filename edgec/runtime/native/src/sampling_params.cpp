@@ -58,6 +58,7 @@ SamplingParams sampling_params(const edgec_sampling& options, int32_t vocab) {
   params.logprobs = options.logprobs;
   params.ignore_eos = options.ignore_eos != 0;
   params.n = options.n;
+  params.speculate = options.speculate;
   const edgec_logit_bias* bias_end = end_of(options.logit_bias, options.logit_bias_count, "logit_bias");
   for (const edgec_logit_bias* bias = options.logit_bias; bias != bias_end; ++bias) {
     params.logit_bias.push_back({bias->token, bias->bias});
@@ -89,6 +90,8 @@ void validate(const SamplingParams& p, int32_t vocab) {
   want(p.presence_penalty >= -2 && p.presence_penalty <= 2, "presence_penalty", p.presence_penalty, "between -2 and 2");
   want(p.logprobs >= -1 && p.logprobs <= kMaxTopLogprobs, "logprobs", p.logprobs, "between 0 and 20, or -1 for none");
   want(p.n >= 1 && p.n <= kMaxSequences, "n", p.n, "between 1 and 64");
+  want(p.speculate >= EDGEC_SPECULATE_DEFAULT && p.speculate <= EDGEC_SPECULATE_NEVER, "speculate", p.speculate,
+       "EDGEC_SPECULATE_*");
   if (p.n > 1 && p.greedy()) refuse("n is " + std::to_string(p.n) + " at temperature 0: all answers would be the same");
 
   std::vector<int32_t> biased;

@@ -30,6 +30,7 @@ struct SamplingParams {
   int32_t logprobs = -1;
   bool ignore_eos = false;
   int32_t n = 1;
+  int32_t speculate = EDGEC_SPECULATE_DEFAULT;
   std::vector<LogitBias> logit_bias;
   std::vector<std::string> stop;
   std::vector<int32_t> stop_tokens;

@@ -160,8 +160,9 @@ namespace {
 
 // The one list of what a model is made of, walked by counting and by packing alike.
 template <typename Packer>
-void lay_out(const Architecture& m, Packer& packer, std::vector<LayerWeights>* layers, const float** norm,
-             Linear* head) {
+void lay_out(const Manifest& manifest, Packer& packer, std::vector<LayerWeights>* layers, const float** norm,
+             Linear* head, DraftWeights* draft) {
+  const Architecture& m = manifest.model;
   const int q = m.heads * m.head_dim, kv = m.kv_heads * m.head_dim;
   for (int i = 0; i < m.layers; ++i) {
     const auto name = [i](const char* rest) { return layer_name(i, rest); };
@@ -178,6 +179,31 @@ void lay_out(const Architecture& m, Packer& packer, std::vector<LayerWeights>* l
   }
   *norm = packer.floats("norm.weight", m.hidden_size);
   *head = packer.linear({{m.tied ? "embed_tokens" : "lm_head", m.vocab_size}}, m.hidden_size);
+
+  const std::vector<int>& widths = manifest.draft.widths;
+  if (widths.empty()) return;
+  draft->embed_norm = packer.floats("draft.embed_norm.weight", m.hidden_size);
+  for (size_t b = 0; b < widths.size(); ++b) {
+    const std::string name = "draft.blocks." + std::to_string(b) + ".";
+    DraftWeights::Block block;
+    block.norm = packer.floats(name + "norm.weight", m.hidden_size);
+    block.gate_up = packer.linear({{name + "gate_proj", widths[b]}, {name + "up_proj", widths[b]}},
+                                  b == 0 ? 2 * m.hidden_size : m.hidden_size);
+    block.down = packer.linear({{name + "down_proj", m.hidden_size}}, widths[b]);
+    draft->blocks.push_back(std::move(block));
+  }
+  draft->norm = packer.floats("draft.norm.weight", m.hidden_size);
+  draft->head = packer.linear({{"draft.head", manifest.draft.vocab_size}}, m.hidden_size);
+}
+
+// Throws Error(EDGEC_CORRUPT) unless they ascend and are in the vocabulary.
+std::vector<int32_t> draft_tokens(const Manifest& manifest, const Safetensors& file) {
+  const int32_t count = manifest.draft.vocab_size, vocab = manifest.model.vocab_size;
+  const int32_t* tokens = file.get("draft.token_map", DType::kInt32, {count}).int32();
+  for (int32_t i = 0; i < count; ++i)
+    if (tokens[i] < 0 || tokens[i] >= vocab || (i > 0 && tokens[i] <= tokens[i - 1]))
+      throw Error(EDGEC_CORRUPT, "draft.token_map is not ascending within the vocabulary at " + std::to_string(i));
+  return {tokens, tokens + count};
 }
 
 size_t read_bytes(const Linear& linear) {
@@ -190,12 +216,14 @@ size_t read_bytes(const Linear& linear) {
 
 }  // namespace
 
-size_t Weights::packed_bytes(const Architecture& model, const Safetensors& file, const Kernels& kernels) {
+size_t Weights::packed_bytes(const Manifest& manifest, const Safetensors& file, const Kernels& kernels) {
+  const Architecture& model = manifest.model;
   Packer packer(file, kernels, nullptr);
   std::vector<LayerWeights> layers;
   const float* norm;
   Linear head;
-  lay_out(model, packer, &layers, &norm, &head);
+  DraftWeights draft;
+  lay_out(manifest, packer, &layers, &norm, &head, &draft);
   if (!model.tied) {
     const size_t count = static_cast<size_t>(model.vocab_size) * model.hidden_size;
     if (is_int8(file, "embed_tokens")) {
@@ -208,10 +236,12 @@ size_t Weights::packed_bytes(const Architecture& model, const Safetensors& file,
   return packer.used();
 }
 
-Weights::Weights(const Architecture& model, Safetensors& file, const Kernels& kernels, ThreadPool& threads)
-    : model_(model), layout_(kernels.layout), arena_(packed_bytes(model, file, kernels)) {
+Weights::Weights(const Manifest& manifest, Safetensors& file, const Kernels& kernels, ThreadPool& threads)
+    : model_(manifest.model), layout_(kernels.layout), arena_(packed_bytes(manifest, file, kernels)) {
+  const Architecture& model = manifest.model;
   Packer packer(file, kernels, arena_.data());
-  lay_out(model, packer, &layers, &norm, &head);
+  lay_out(manifest, packer, &layers, &norm, &head, &draft);
+  if (!draft.blocks.empty()) draft.tokens = draft_tokens(manifest, file);
   if (!model.tied) {
     const size_t count = static_cast<size_t>(model.vocab_size) * model.hidden_size;
     const std::vector<int64_t> shape = {model.vocab_size, model.hidden_size};
@@ -238,6 +268,13 @@ Weights::Weights(const Architecture& model, Safetensors& file, const Kernels& ke
         read_bytes(layer.qkv) + read_bytes(layer.out) + read_bytes(layer.gate_up) + read_bytes(layer.down);
   read_per_token_ += read_bytes(head);
   file.drop_pages();
+}
+
+size_t Weights::read_per_draft() const {
+  if (draft.blocks.empty()) return 0;
+  size_t bytes = read_bytes(draft.head);
+  for (const DraftWeights::Block& block : draft.blocks) bytes += read_bytes(block.gate_up) + read_bytes(block.down);
+  return bytes;
 }
 
 void Weights::embed(int token, float* out) const {

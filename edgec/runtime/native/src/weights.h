@@ -38,13 +38,27 @@ struct LayerWeights {
   Linear down;
 };
 
+// See draft_head.h.
+struct DraftWeights {
+  struct Block {
+    const float* norm;  // (hidden)
+    Linear gate_up;     // 2 · width outputs of 2 · hidden inputs (the first block) or hidden inputs
+    Linear down;
+  };
+  const float* embed_norm = nullptr;  // (hidden)
+  std::vector<Block> blocks;
+  const float* norm = nullptr;  // (hidden), before the output layer
+  Linear head;
+  std::vector<int32_t> tokens;  // of each of its outputs, ascending
+};
+
 class Weights {
  public:
   // Bytes of memory that the packed weights will take, from the file's header alone.
-  static size_t packed_bytes(const Architecture& model, const Safetensors& file, const Kernels& kernels);
+  static size_t packed_bytes(const Manifest& manifest, const Safetensors& file, const Kernels& kernels);
 
   // Throws Error(EDGEC_CORRUPT) when a tensor is missing or has another shape.
-  Weights(const Architecture& model, Safetensors& file, const Kernels& kernels, ThreadPool& threads);
+  Weights(const Manifest& manifest, Safetensors& file, const Kernels& kernels, ThreadPool& threads);
 
   // Row `token` of the embedding, (hidden) floats.
   void embed(int token, float* out) const;
@@ -52,8 +66,10 @@ class Weights {
   std::vector<LayerWeights> layers;
   const float* norm;  // before the output layer
   Linear head;
+  DraftWeights draft;              // without blocks when the bundle has no draft head
   std::vector<float> frequencies;  // of rotary positions, (head_dim / 2)
   size_t bytes() const { return arena_.size(); }
+  size_t read_per_draft() const;  // bytes that one proposal of the draft head reads; 0 without one
   size_t read_per_token() const { return read_per_token_; }  // bytes that one decoded token reads at least
 
  private:

@@ -15,6 +15,7 @@ namespace edgec {
 namespace {
 
 constexpr int kVocab = 259, kHidden = 72, kWide = 100, kLayers = 2, kHeads = 6, kKvHeads = 2, kDim = 12;
+constexpr int kDraftWide = 40, kDraftVocab = 130;
 
 // A linear congruence: the same numbers on every platform.
 class Random {
@@ -51,6 +52,10 @@ class SafetensorsWriter {
 
   void vector(const std::string& name, const std::vector<float>& values) {
     add(name, "F32", "[" + std::to_string(values.size()) + "]", values.data(), values.size() * 4);
+  }
+
+  void integers(const std::string& name, const std::vector<int32_t>& values) {
+    add(name, "I32", "[" + std::to_string(values.size()) + "]", values.data(), values.size() * 4);
   }
 
   std::string finish() {
@@ -106,6 +111,22 @@ std::string model(const TinyOptions& options) {
   float frequency = 1.0f;
   for (int i = 0; i < kDim / 2; ++i, frequency *= 0.25f) frequencies.push_back(frequency);
   file.vector("rope.frequencies", frequencies);
+  if (options.draft) {
+    file.vector("draft.embed_norm.weight", norm(kHidden, random));
+    for (int b = 0; b < 2; ++b) {
+      const std::string block = "draft.blocks." + std::to_string(b) + ".";
+      file.vector(block + "norm.weight", norm(kHidden, random));
+      file.int8(block + "gate_proj", kDraftWide, b == 0 ? 2 * kHidden : kHidden, random);
+      file.int8(block + "up_proj", kDraftWide, b == 0 ? 2 * kHidden : kHidden, random);
+      file.int8(block + "down_proj", kHidden, kDraftWide, random);
+    }
+    file.vector("draft.norm.weight", norm(kHidden, random));
+    file.int8("draft.head", kDraftVocab, kHidden, random);
+    std::vector<int32_t> tokens;
+    for (int i = 0; i < kDraftVocab; ++i) tokens.push_back(2 * i < kVocab ? 2 * i : kVocab - 1);
+    tokens.back() = kVocab - 1;
+    file.integers("draft.token_map", tokens);
+  }
   return file.finish();
 }
 
@@ -175,6 +196,9 @@ std::string make_tiny_bundle(const TinyOptions& options) {
           ",\"norm_eps\":1e-5,\"rope_factor\":1.0," + "\"max_positions\":" + number(options.context * 2) +
           ",\"tied\":" + (options.tied ? "true" : "false") + "},\"defaults\":{\"context\":" + number(options.context) +
           ",\"block_size\":8,\"max_batch\":16,\"step_tokens\":32,\"kv\":\"int8\",\"memory_budget\":64000000}," +
+          (options.draft ? "\"draft\":{\"design\":\"recurrent\",\"widths\":[" + number(kDraftWide) + "," +
+                               number(kDraftWide) + "],\"vocab\":" + number(kDraftVocab) + "},"
+                         : std::string()) +
           "\"files\":{\"model.safetensors\":{\"bytes\":" + std::to_string(weights.size()) + "}}}");
   return folder;
 }

@@ -13,6 +13,7 @@ struct TinyOptions {
   int context = 96;
   int abi = 0;  // 0: the right one
   bool bias = false;
+  bool draft = false;  // a draft head that proposes half of the vocabulary
 };
 
 // Writes model.safetensors, manifest.json and tokenizer.json into a new folder; gives its path.

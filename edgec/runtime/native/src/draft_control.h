@@ -1,0 +1,59 @@
+// How many tokens to propose: what pays, by what has been measured.
+//
+// With α_i the probability that the i-th proposal is kept when those before it were, a verified run gives
+// E(γ) = 1 + Σ_{i ≤ γ} Π_{j ≤ i} α_j tokens (Leviathan et al., 2023, equation 1, with α by position). It costs
+// t(rows) for the pass, with 1 + γ rows per sequence, and γ · d for drafting. γ is the one with the most tokens per
+// second; where that is 0, proposing stops, and is tried again later, ever more rarely while it doesn't pay.
+#ifndef EDGEC_DRAFT_CONTROL_H
+#define EDGEC_DRAFT_CONTROL_H
+
+#include <array>
+#include <cstdint>
+
+namespace edgec {
+
+constexpr int kMostDrafts = 8;
+
+// Where proposals come from. Long endings that are found again are right more often than short ones.
+enum class DraftSource { kHead, kShortMatch, kLongMatch };
+constexpr int kDraftSources = 3;
+
+class DraftControl {
+ public:
+  // `fixed`: always propose so many; 0: as many as pays.
+  explicit DraftControl(int fixed) : fixed_(fixed) {}
+
+  // Proposals for each sequence of one source in the coming step, in which `decoding` sequences take part and
+  // `proposing` of them could propose.
+  int length(DraftSource source, int proposing, int decoding);
+  int latest() const { return latest_; }  // what `length` gave last, for people
+
+  void drafted(int steps, double seconds);  // by the head, for all sequences together
+  void stepped(int rows, double seconds);   // a pass that only decoded
+  void verified(DraftSource source, int proposed, int kept);
+
+ private:
+  static constexpr int kMostRows = 64;
+
+  struct Source {
+    std::array<double, kMostDrafts> alpha;
+    std::array<int32_t, kMostDrafts> seen;
+    int32_t countdown = 0, backoff;
+
+    explicit Source(double first);
+  };
+
+  double seconds(int rows) const;
+
+  int fixed_;
+  int latest_ = 0;
+  std::array<Source, kDraftSources> sources_{Source(0.7), Source(0.5), Source(0.8)};
+  std::array<double, kMostRows + 1> step_seconds_{};  // by rows; 0: never seen
+  // Sums of a line through recent steps, t = a + b · rows, for rows that weren't seen.
+  double weight_ = 0, x_ = 0, y_ = 0, xx_ = 0, xy_ = 0;
+  double draft_seconds_ = 0;  // of one proposal for all
+};
+
+}  // namespace edgec
+
+#endif  // EDGEC_DRAFT_CONTROL_H
