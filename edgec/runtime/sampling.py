@@ -51,7 +51,7 @@ class Sampling:
     tokens (not their distribution) depend on how far it drafts, and that on measured times."""
 
     def with_seed(self) -> Sampling:
-        """The same with a seed from the system, where one is needed and none was given; nobody will ask for it again."""
+        """The same with a seed from the system, where one is needed and none was given: nobody asks for it again."""
         if self.seed is not None or self.temperature == 0:
             return self
         return replace(self, seed=secrets.randbits(63), speculate=self.speculate is not False)
