@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from edgec.reference.tokenizer import ReferenceTokenizer
-from tests.raw_http import metrics
+from tests.raw_http import metrics, wait_for
 from tests.reference.conftest import Serve
 from tests.reference.expected import greedy
 from tests.reference.load_client import REQUESTS, asked
@@ -42,7 +42,8 @@ def test_answers_under_load_are_those_of_each_prompt_alone(
         for prompt, tokens, text in answers:
             wanted = tokenizer.decode(greedy(tokenizer.encode(prompt), tokens))
             assert text == wanted, prompt
-    found = metrics(served)
+    # The counters are a moment old, until the engine rests.
+    found = wait_for(served, lambda m: m["edgec_requests_finished_total"] >= CLIENTS * REQUESTS)
     assert found["edgec_requests_finished_total"] == CLIENTS * REQUESTS
     assert found['edgec_kv_blocks{state="owned"}'] == 0
     assert found['edgec_kv_blocks{state="free"}'] + found['edgec_kv_blocks{state="cached"}'] == total
