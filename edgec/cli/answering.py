@@ -72,6 +72,12 @@ def summary(engine: Engine, timing: Timing, stats: Stats) -> list[str]:
     about = engine.description
     first = timing.first_token_seconds
     memory = about.get("memory", {})
+    drafts = []
+    if stats.draft_runs:
+        drafts = [
+            f"speculation: {stats.tokens_per_run:.2f} tokens a run of {stats.drafted_tokens / stats.draft_runs:.1f} "
+            f"proposals, {format_percent(stats.wasted_drafts)} of them thrown away"
+        ]
     return [
         f"prompt: {timing.prompt_tokens} tokens ({timing.cached_tokens} cached), "
         f"first token after {format_milliseconds(None if first is None else first * 1e3)}, {_rate(timing.prompt_rate)}",
@@ -79,6 +85,7 @@ def summary(engine: Engine, timing: Timing, stats: Stats) -> list[str]:
         f"KV utilisation {format_percent(stats.utilisation)}, step occupancy {format_percent(stats.occupancy)}, "
         f"scheduling {format_percent(stats.scheduling)} of the steps' time, "
         f"recomputed {format_percent(stats.recomputed)}",
+        *drafts,
         f"kernel {about.get('kernel')}, threads {about.get('threads')}, KV {about.get('kv_dtype')}, "
         f"memory {', '.join(f'{name} {format_bytes(size)}' for name, size in memory.items())}",
     ]

@@ -10,9 +10,11 @@ from edgec.cli.engine_options import (
     BlockOption,
     BundleArgument,
     ContextOption,
+    DraftLengthOption,
     KernelOption,
     KvOption,
     MemoryOption,
+    SpeculationOption,
     ThreadsOption,
     open_engine,
 )
@@ -23,6 +25,7 @@ if TYPE_CHECKING:
     from rich.table import Table
 
     from edgec.runtime.bench import Report
+    from edgec.runtime.engine import Engine
 
 
 def bench(
@@ -36,7 +39,18 @@ def bench(
     kv: KvOption = "int8",
     memory: MemoryOption = None,
     context: ContextOption = 0,
+    speculation: SpeculationOption = "auto",
+    draft_length: DraftLengthOption = 0,
     block_size: BlockOption = 0,
+    speculative: Annotated[
+        bool,
+        typer.Option(
+            "--speculative", help="Measure speculation instead: prompts of several kinds with it and without, in turns."
+        ),
+    ] = False,
+    temperature: Annotated[
+        float, typer.Option("--temperature", min=0.0, max=100.0, help="Of --speculative's answers.")
+    ] = 0.0,
     json: JsonOption = False,
 ) -> None:
     """Measure a bundle on this machine, each figure beside its bound.
@@ -57,10 +71,15 @@ def bench(
         kv=kv,
         memory=memory,
         context=context,
+        speculation=speculation,
+        draft_length=draft_length,
         block_size=block_size,
         max_batch=min(64, max(sizes)),
         max_waiting=max(64, *sizes),
     ) as engine:
+        if speculative:
+            _speculative(engine, sizes, temperature, decode, repeats)
+            return
         report = measure(engine, plan, out.progress)
     out.document(report.to_dict())
     out.show(_title(report))
@@ -68,6 +87,32 @@ def bench(
         out.show(table)
     for line in report.skipped:
         out.progress(f"skipped: {line}")
+
+
+def _speculative(engine: Engine, batches: tuple[int, ...], temperature: float, decode: int, repeats: int) -> None:
+    from edgec.runtime.speculative import measure
+    from edgec.units import format_percent
+
+    reports = []
+    for batch in batches:
+        report = measure(
+            engine, batch=batch, temperature=temperature, tokens=decode, repeats=repeats, progress=out.progress
+        )
+        reports.append(report)
+        table = _table((f"batch {batch}", "plain tok/s", "speculative", "speed-up", "tokens a run"))
+        for pair in report.pairs:
+            run = "–" if pair.tokens_per_run is None else f"{pair.tokens_per_run:.2f}"
+            table.add_row(pair.prompt, f"{pair.plain:.1f}", f"{pair.speculative:.1f}", f"{pair.ratio:.2f}×", run)
+        out.show(table)
+        alpha = ", ".join(f"{a:.2f}" for a in report.acceptance if a is not None) or "nothing was proposed"
+        out.show(f"speed-up {report.ratio:.2f}× (median); acceptance by place: {alpha}")
+        if report.predicted is not None:
+            out.show(
+                f"{report.tokens_per_run:.2f} tokens a run of {report.mean_length:.1f} proposals, each at "
+                f"{format_percent(report.cost)} of a step: {report.predicted:.2f}× predicted; "
+                f"{format_percent(report.wasted)} of the proposals thrown away"
+            )
+    out.document({"speculative": [report.to_dict() for report in reports]})
 
 
 def _numbers(option: str, text: str) -> tuple[int, ...]:

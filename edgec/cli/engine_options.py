@@ -41,6 +41,18 @@ ContextOption = Annotated[
 BlockOption = Annotated[
     int, typer.Option("--block-size", min=0, help="Tokens in a block of keys and values: 4 to 64; 0: the bundle's.")
 ]
+Speculation = Literal["auto", "off", "head", "ngram", "both"]
+SpeculationOption = Annotated[
+    Speculation,
+    typer.Option(
+        "--speculation",
+        help="Who proposes tokens that one pass then verifies, without loss: the bundle's draft head, n-grams of the "
+        "text itself, or n-grams first; auto: the head, when there is one.",
+    ),
+]
+DraftLengthOption = Annotated[
+    int, typer.Option("--draft-length", min=0, max=8, help="Tokens to propose; 0: as many as pays.")
+]
 BatchOption = Annotated[int, typer.Option("--max-batch", min=0, max=64, help="Sequences in a step; 0: the bundle's.")]
 
 
@@ -51,6 +63,7 @@ def open_engine(
     kernel: str | None = None,
     kv: KvType = "int8",
     memory: str | None = None,
+    speculation: Speculation = "auto",
     **options: Any,
 ) -> Engine:
     """Open a bundle as the command line says; `options` are further fields of `EngineOptions`."""
@@ -58,6 +71,7 @@ def open_engine(
     from edgec.runtime import library
     from edgec.runtime.abi import KvType as Kv
     from edgec.runtime.abi import LogLevel
+    from edgec.runtime.abi import Speculation as Who
     from edgec.runtime.engine import Engine, EngineOptions
     from edgec.runtime.locate import native_folder
     from edgec.units import parse_bytes
@@ -74,5 +88,13 @@ def open_engine(
     folder = native_folder(bundle)
     if not library.is_compiled():
         out.progress("compiling the runtime for this machine, once")
-    made = EngineOptions(threads=threads, kernel=kernel, kv=Kv[kv.upper()], memory_budget=budget, log=log, **options)
+    made = EngineOptions(
+        threads=threads,
+        kernel=kernel,
+        kv=Kv[kv.upper()],
+        memory_budget=budget,
+        log=log,
+        speculation=Who[speculation.upper()],
+        **options,
+    )
     return Engine(folder, made)

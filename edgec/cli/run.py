@@ -11,9 +11,11 @@ from edgec.cli.answering import Interrupt, show, summary
 from edgec.cli.engine_options import (
     BundleArgument,
     ContextOption,
+    DraftLengthOption,
     KernelOption,
     KvOption,
     MemoryOption,
+    SpeculationOption,
     ThreadsOption,
     open_engine,
 )
@@ -103,6 +105,8 @@ def run(
     kv: KvOption = "int8",
     memory: MemoryOption = None,
     context: ContextOption = 0,
+    speculation: SpeculationOption = "auto",
+    draft_length: DraftLengthOption = 0,
     stats: Annotated[bool, typer.Option("--stats", help="Speed, and the four wastes, on stderr at the end.")] = False,
     json: JsonOption = False,
 ) -> None:
@@ -133,7 +137,16 @@ def run(
     text = _prompt(prompt)
     if text is None and (json or n > 1 or not chat):
         raise UsageError("there is no prompt", hint="give one as an argument or on stdin; chatting is for a terminal")
-    with open_engine(bundle, threads=threads, kernel=kernel, kv=kv, memory=memory, context=context) as engine:
+    with open_engine(
+        bundle,
+        threads=threads,
+        kernel=kernel,
+        kv=kv,
+        memory=memory,
+        context=context,
+        speculation=speculation,
+        draft_length=draft_length,
+    ) as engine:
         if text is None:
             from edgec.cli.conversation import converse
 
