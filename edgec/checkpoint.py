@@ -4,6 +4,7 @@ A folder holds `model.json` (source, quantisation, metrics, structure) and
 
 * `weights.safetensors` for models that are rebuilt from their architecture: float ones, and weight-only quantised ones.
   Tied weights are written once, and tied again by the architecture.
+* `draft.safetensors` beside it for a model with a draft head.
 * `graph.pt2` (torch.export) for "static" models, whose module is a captured graph of quantize and dequantize nodes.
 """
 
@@ -14,6 +15,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from edgec.draft import DRAFT_FILE, Draft
 from edgec.errors import Reason, SourceError, StoreError
 from edgec.model import Model, Quantization
 
@@ -31,13 +33,15 @@ def model_bytes(model: Model) -> int:
     """Bytes of the weights as the model stores them: one per INT8 weight, also where a graph still holds it in float.
 
     A static model's graph keeps float weights in front of their quantize nodes; what counts is what a target encodes.
+    A draft head counts.
     """
     import torch
 
     module = model.module
     if not is_graph(model):
         tensors = {t.data_ptr(): t for t in module.state_dict().values() if t.numel()}
-        return sum(t.numel() * t.element_size() for t in tensors.values())
+        draft: int = 0 if model.draft is None else model.draft.bytes
+        return draft + sum(t.numel() * t.element_size() for t in tensors.values())
     assert isinstance(module, torch.fx.GraphModule)
     total, seen = 0, set()
     for node in module.graph.find_nodes(op="get_attr"):
@@ -79,6 +83,8 @@ def save_model(model: Model, folder: Path) -> None:
                     continue  # tied: the architecture ties it again
                 tensors[name] = tensor.detach().contiguous()
             save_file(tensors, folder / WEIGHTS)
+            if model.draft is not None:
+                model.draft.save(folder / DRAFT_FILE)
         description = {
             "source": model.source,
             "quantization": _json(model.quantization),
@@ -117,7 +123,8 @@ def load_model(folder: Path, task: Task, recipe_dir: Path, *, architecture: Arch
         module = _load_graph(folder / GRAPH)
     else:
         module = _load_weights(folder / WEIGHTS, description, quantization, recipe_dir, architecture)
-    return Model(module, task, description["source"], quantization, description["metrics"])
+    draft = Draft.load(folder / DRAFT_FILE) if (folder / DRAFT_FILE).is_file() else None
+    return Model(module, task, description["source"], quantization, description["metrics"], draft)
 
 
 def _read_description(path: Path) -> dict[str, Any]:

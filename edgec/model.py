@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     import torch
     from torch.export import ExportedProgram
 
+    from edgec.draft import Draft
     from edgec.golden import Recording
     from edgec.tasks.base import Task
 
@@ -122,6 +123,7 @@ class Model:
         source: what built the architecture (see checkpoint.py); JSON, without weights.
         quantization: None for a float model. For the "static" scheme `module` is a PT2E GraphModule.
         metrics: the latest evaluation, by metric name.
+        draft: a draft head that was trained on this very module, for speculative decoding.
     """
 
     module: torch.nn.Module
@@ -129,6 +131,7 @@ class Model:
     source: dict[str, Any]
     quantization: Quantization | None = None
     metrics: dict[str, float] = field(default_factory=dict)
+    draft: Draft | None = None
 
     @property
     def parameters(self) -> int:

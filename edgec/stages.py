@@ -122,6 +122,12 @@ def _pass(request: Request, context: Context) -> dict[str, Any]:
     task = make_task(request, source)
     model = load_model(Path(request.inputs["model"]), task, context.recipe_dir)
     entry = registry.get_pass(request.name)
+    if model.draft is not None:
+        raise ConversionError(
+            f"{request.name}: the draft head was trained on the model as it is, and would no longer know it",
+            hint="put `draft_head` behind every other pass",
+            reason=Reason.BAD_OPTION,
+        )
     model = entry.run(model, entry.options.model_validate(request.options), context)
     if rank() > 0:  # it has trained along; the first rank keeps the result
         return {}

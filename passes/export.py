@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 from pydantic import Field, field_validator, model_validator
 
+from edgec.draft import DRAFT_FILE
 from edgec.errors import ConversionError, Reason
 from edgec.golden import OnnxRunner, Recording, TorchRunner, replay, zero_state
 from edgec.graphs import load_exported, save_exported
@@ -129,6 +130,9 @@ def _export(model: Model, options: ExportOptions, context: Context, folder: Path
     for name, content in task.companions(model.module).items():
         (folder / "companions").mkdir(exist_ok=True)
         (folder / "companions" / name).write_bytes(content)
+    if model.draft is not None:
+        (folder / "companions").mkdir(exist_ok=True)
+        model.draft.save(folder / "companions" / DRAFT_FILE)
     _record_and_check(program, task, programs, context)
     program.save()
     return program

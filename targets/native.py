@@ -83,7 +83,7 @@ def convert(program: Program, options: NativeOptions, context: Context) -> Artif
     """
     from edgec.decoder import read_decoder
 
-    from .native_model import MODEL_FILE, write_manifest, write_model
+    from .native_model import MODEL_FILE, read_draft, write_manifest, write_model
 
     decoder = read_decoder(program, "native")
     if program.quantization is not None and program.quantization.scheme != "weight-only":
@@ -95,7 +95,8 @@ def convert(program: Program, options: NativeOptions, context: Context) -> Artif
         )
     out = context.out
     context.progress(0, 3, "weights")
-    counts = write_model(program, decoder, out)
+    draft = read_draft(program)
+    counts = write_model(program, decoder, draft, out)
     files = [artifact_file(out, MODEL_FILE, "model")]
     for name in ("tokenizer.json", "tokenizer_config.json"):
         if (source := program.companion(name)) is not None:
@@ -105,7 +106,7 @@ def convert(program: Program, options: NativeOptions, context: Context) -> Artif
     files += _libraries(options, context)
     context.progress(2, 3, "runtime sources")
     files += _sources(out)
-    write_manifest(out, decoder, options, files)
+    write_manifest(out, decoder, draft, options, files)
     files.append(artifact_file(out, "manifest.json", "manifest"))
     details: dict[str, Any] = {
         "shape": decoder.shape,

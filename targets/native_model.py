@@ -2,7 +2,8 @@
 
     model.safetensors   `<layer>.weight` INT8 (out, in) with `<layer>.scale` (out) float32, or float32 where the recipe
                         left a layer in float; `<norm>.weight`; `rope.frequencies` (head_dim / 2), radians a position
-    manifest.json       ABI, architecture, defaults, end-of-answer tokens, SHA-256 of every other file
+                        `draft.…` of a model with a draft head: names and shapes in architectures/draft_head.py
+    manifest.json       ABI, architecture, defaults, end-of-answer tokens, sizes of the draft head, SHA-256 of every file
 
 The runtime computes cos and sin itself from the frequencies, so every RoPE scaling is in them already.
 """
@@ -15,6 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from edgec.decoder import Decoder, program_state
+from edgec.draft import DRAFT_FILE, Draft
 from edgec.errors import ConversionError, Reason
 from edgec.model import ArtifactFile, Program
 
@@ -29,7 +31,24 @@ ACTIVATION_GROUP = 32  # kGroup of kernels.h
 MEGABYTE = 2**20
 
 
-def write_model(program: Program, decoder: Decoder, out: Path) -> dict[str, int]:
+def read_draft(program: Program) -> Draft | None:
+    """The draft head that came with the program.
+
+    Raises:
+        ConversionError: its design is not one that the engine runs.
+    """
+    path = program.companion(DRAFT_FILE)
+    draft = None if path is None else Draft.load(path)
+    if draft is not None and draft.shape["design"] != "recurrent":
+        raise ConversionError(
+            f"native: the engine runs draft heads of the design `recurrent`, and this one is `{draft.shape['design']}`",
+            hint="train it with `draft_head: {design: recurrent}`",
+            reason=Reason.UNSUPPORTED_SCHEME,
+        )
+    return draft
+
+
+def write_model(program: Program, decoder: Decoder, draft: Draft | None, out: Path) -> dict[str, int]:
     """Write model.safetensors; gives how many linear layers and embeddings are INT8 and float.
 
     Raises:
@@ -60,6 +79,9 @@ def write_model(program: Program, decoder: Decoder, out: Path) -> dict[str, int]
         tensors[f"{name}.weight"] = _take(state, f"{name}.weight").float()
     frequencies, _ = inverse_frequencies(config.head_dim, config.rope_theta, config.rope_scaling)
     tensors["rope.frequencies"] = frequencies
+    if draft is not None:
+        tensors |= draft.tensors
+        counts["ops"] += sum(t.dim() == 2 for t in draft.tensors.values())
     save_file({name: t.contiguous().clone() for name, t in tensors.items()}, out / MODEL_FILE)
     return counts
 
@@ -85,7 +107,9 @@ def _take(state: dict[str, torch.Tensor], name: str) -> torch.Tensor:
     return state[name]
 
 
-def write_manifest(out: Path, decoder: Decoder, options: NativeOptions, files: list[ArtifactFile]) -> None:
+def write_manifest(
+    out: Path, decoder: Decoder, draft: Draft | None, options: NativeOptions, files: list[ArtifactFile]
+) -> None:
     """Write manifest.json over the files that are there already."""
     from edgec.architectures.llama import LlamaConfig
     from edgec.architectures.rope import inverse_frequencies
@@ -97,7 +121,7 @@ def write_manifest(out: Path, decoder: Decoder, options: NativeOptions, files: l
     architecture = {name: getattr(config, name) for name in (*names, "max_positions", "tied")} | {"rope_factor": factor}
     context = min(options.context, config.max_positions)
     model_bytes = (out / MODEL_FILE).stat().st_size
-    manifest = {
+    manifest: dict[str, Any] = {
         "format": FORMAT,
         "abi": ABI_VERSION,
         "architecture": architecture,
@@ -121,6 +145,8 @@ def write_manifest(out: Path, decoder: Decoder, options: NativeOptions, files: l
             if path.is_file()
         },
     }
+    if draft is not None:
+        manifest["draft"] = draft.shape
     (out / "manifest.json").write_text(json.dumps(manifest, indent=1, sort_keys=True) + "\n")
 
 

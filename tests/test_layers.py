@@ -52,6 +52,7 @@ RANKS = {
     "edgec.golden": 1,
     "edgec.model": 1,
     "edgec.decoder": 1,
+    "edgec.draft": 1,
     "edgec.registry": 1,
     "edgec.context": 0,
     "edgec.limits": 2,

@@ -1,7 +1,7 @@
 """Tiny heads that guess what a Llama will say next, from its last hidden state: drafts for speculative decoding.
 
-The target has computed h_t, its hidden state after the final norm at position t, and x_{t+1} was sampled from it. A head
-proposes x_{t+2}, x_{t+3}, …, over a reduced vocabulary of the tokens that are frequent (EAGLE-3's way), because the whole
+The target has computed h_t, its hidden state after the final norm at position t, and x_{t+1} was sampled from it. A
+head proposes x_{t+2}, x_{t+3}, …, over a reduced vocabulary of frequent tokens (EAGLE-3's way), because the whole
 output layer is a fifth of a small model's weights.
 
 * `RecurrentHead` (after Ankner et al., "Hydra", 2024, and Zhang et al., "Recurrent Drafter", 2024) keeps one state and
@@ -12,8 +12,8 @@ output layer is a fifth of a small model's weights.
          block b ≥ 1:  u = rms_norm(s) · norm_b;              s = s + down_b(silu(gate_b u) · up_b u)
          s_i = s;      logits of x_{t+i+1} = head · (rms_norm(s_i) · norm)
 
-* `AttentiveHead` (after Li et al., "EAGLE", 2024) sees the whole text: one projection of [h; e] and one decoder layer with
-  a KV cache of its own. It is here to be compared with; the native engine runs the recurrent one.
+* `AttentiveHead` (after Li et al., "EAGLE", 2024) sees the whole text: one projection of [h; e] and one decoder layer
+  with a KV cache of its own. It is here to be compared with; the native engine runs the recurrent one.
 
 Both share names and shapes of `norm` and `head`. The weights that travel are those of `pack`.
 """
@@ -157,8 +157,8 @@ class AttentiveHead(nn.Module):
     def unroll(self, hidden: torch.Tensor, embedded: torch.Tensor, steps: int) -> list[torch.Tensor]:
         """As `RecurrentHead.unroll`.
 
-        In step i, position t + i − 1 attends to the cache that the target's hidden states gave up to t, and to the i − 1
-        positions that were drafted after it.
+        In step i, position t + i − 1 attends to the cache that the target's hidden states gave up to t, and to the
+        i − 1 positions that were drafted after it.
         """
         c, length = self.config, hidden.shape[1]
         angles = tables(length + steps, c.head_dim, c.rope_theta, c.rope_scaling)
@@ -198,7 +198,7 @@ Head = RecurrentHead | AttentiveHead
 
 
 def build(config: LlamaConfig, shape: DraftShape) -> Head:
-    """A head with random weights, whose blocks change nothing yet: every layer that adds to the state starts at zero."""
+    """A head with random weights, whose blocks change nothing yet: layers that add to the state start at zero."""
     head = RecurrentHead(config, shape) if shape.design == "recurrent" else AttentiveHead(config, shape)
     for name, layer in head.named_modules():
         if isinstance(layer, nn.Linear):
