@@ -305,7 +305,7 @@ def _validation(document: BuildDocument) -> Iterator[Verdict]:
                 finding.value,
                 finding.verdict,
                 finding.required or finding.verdict == "fail",
-                finding.message,
+                "" if finding.verdict == "pass" else finding.message,
             )
 
 

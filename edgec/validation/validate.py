@@ -247,7 +247,8 @@ class _Run:
 
     def _greedy(self) -> list[Finding]:
         self.progress(f"{self.subject.target}: greedy answers")
-        bound = explained(self.text.greatest, self.limits.kl_p99)
+        # A lower bound of the KL explains less than there may be to explain.
+        bound = explained(None if self.text.partial else self.text.greatest, self.limits.kl_p99)
         finding, _ = check_greedy(self.subject, self.gating, self.material.prompts, self.options.answer, bound)
         return [finding]
 
