@@ -99,6 +99,7 @@ PASSES = {
     "distill": "edgec.passes.distill",
     "prune": "edgec.passes.prune",
     "quantize": "edgec.passes.quantize",
+    "draft_head": "edgec.passes.draft_head",
 }
 TARGETS = {
     "onnxruntime": "edgec.targets.onnxruntime",

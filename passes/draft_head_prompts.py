@@ -67,7 +67,8 @@ KOREAN_FORMS = (
 )
 OPENINGS = (
     "{} is|The history of {} begins|Many people believe that {}|# {}\n\n|Once upon a time, {}|"
-    "In this article, we discuss {}|Question: What is {}?\nAnswer:|When I first heard of {}, I|The most important thing about {} is"
+    "In this article, we discuss {}|Question: What is {}?\nAnswer:|When I first heard of {}, I|"
+    "The most important thing about {} is"
 )
 
 

@@ -9,7 +9,7 @@ steps in which other rows are answered.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -25,6 +25,7 @@ class Streams:
     Attributes:
         tokens: (rows, length) int32.
         starts: (rows, length) int32: the row's position at which the text of this token begins.
+        written: (rows, length) bool: the token is the target's own, no prompt's.
         hidden: (rows, length, hidden) float16: what the target computed at each token, after its final norm.
         normalisers: (rows, length) float32: log Σ exp of the target's logits there, over its whole vocabulary.
         temperatures: (rows,) float32 that the row was sampled at.
@@ -32,12 +33,13 @@ class Streams:
 
     tokens: torch.Tensor
     starts: torch.Tensor
+    written: torch.Tensor
     hidden: torch.Tensor
     normalisers: torch.Tensor
     temperatures: torch.Tensor
 
     def tensors(self) -> dict[str, torch.Tensor]:
-        return {n: getattr(self, n) for n in ("tokens", "starts", "hidden", "normalisers", "temperatures")}
+        return {f.name: getattr(self, f.name) for f in fields(self)}
 
 
 def dense_copy(module: Llama, dtype: torch.dtype) -> Llama:
@@ -83,14 +85,15 @@ def write_streams(
     import torch
 
     rows, config = len(temperatures), model.config
-    dtype = model.embed_tokens.weight.dtype
+    dtype, device = model.embed_tokens.weight.dtype, model.embed_tokens.weight.device
     generator = torch.Generator().manual_seed(seed)
-    cos, sin = (a.to(dtype) for a in model.rope(length))  # (length, 1, head_dim)
+    cos, sin = (a.to(dtype) for a in model.rope(length, device))  # (length, 1, head_dim)
     pool = (config.layers, rows, config.kv_heads, length, config.head_dim)
-    keys, values = torch.zeros(pool, dtype=dtype), torch.zeros(pool, dtype=dtype)
+    keys, values = (torch.zeros(pool, dtype=dtype, device=device) for _ in range(2))
     out = Streams(
         torch.zeros(rows, length, dtype=torch.int32),
         torch.zeros(rows, length, dtype=torch.int32),
+        torch.zeros(rows, length, dtype=torch.bool),
         torch.zeros(rows, length, config.hidden_size, dtype=torch.float16),
         torch.zeros(rows, length),
         torch.tensor(temperatures, dtype=torch.float32),
@@ -102,9 +105,10 @@ def write_streams(
     groups = config.heads // config.kv_heads
     with torch.no_grad():
         for t in range(length):
-            x = model.embed_tokens(ids)[:, None]  # (R, 1, hidden)
+            x = model.embed_tokens(ids.to(device))[:, None]  # (R, 1, hidden)
             unseen = torch.arange(t + 1)[None] < start[:, None]  # (R, t + 1): of earlier texts
             bias = torch.zeros(rows, 1, 1, t + 1, dtype=dtype).masked_fill_(unseen[:, None, None], float("-inf"))
+            bias = bias.to(device)
             for i, layer in enumerate(model.blocks()):
                 normed = layer.input_layernorm(x)
                 q, k, v = layer.self_attn.project(normed, cos[t : t + 1], sin[t : t + 1])  # (R, 1, H or Hkv, D)
@@ -115,8 +119,9 @@ def write_streams(
                 x = x + layer.self_attn.o_proj(attended.reshape(rows, 1, -1))
                 x = x + layer.mlp(layer.post_attention_layernorm(x))
             hidden = model.norm(x)[:, 0]  # (R, hidden)
-            out.tokens[:, t], out.starts[:, t], out.hidden[:, t] = ids.int(), start.int(), hidden.half()
-            logits = model.lm_head(hidden).float()
+            out.tokens[:, t], out.starts[:, t], out.hidden[:, t] = ids.int(), start.int(), hidden.half().cpu()
+            out.written[:, t] = torch.tensor([s > 0 for s in said])
+            logits = model.lm_head(hidden).float().cpu()  # sampled here, so that every device draws alike
             out.normalisers[:, t] = logits.logsumexp(-1)
             ids = torch.zeros(rows, dtype=torch.int64)
             ids[cold] = logits[cold].argmax(-1)

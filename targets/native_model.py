@@ -3,7 +3,7 @@
     model.safetensors   `<layer>.weight` INT8 (out, in) with `<layer>.scale` (out) float32, or float32 where the recipe
                         left a layer in float; `<norm>.weight`; `rope.frequencies` (head_dim / 2), radians a position
                         `draft.…` of a model with a draft head: names and shapes in architectures/draft_head.py
-    manifest.json       ABI, architecture, defaults, end-of-answer tokens, sizes of the draft head, SHA-256 of every file
+    manifest.json       ABI, architecture, defaults, end-of-answer tokens, the draft head's sizes, a SHA-256 each file
 
 The runtime computes cos and sin itself from the frequencies, so every RoPE scaling is in them already.
 """
