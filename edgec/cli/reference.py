@@ -99,6 +99,18 @@ def reference(
             rich_help_panel=_ENGINE,
         ),
     ] = 512,
+    speculation: Annotated[
+        Literal["off", "head", "ngram", "both"],
+        typer.Option(
+            "--speculation",
+            help="Who proposes tokens that one pass then verifies, without loss: the recipe's draft head (needs "
+            "--weights int8), n-grams of the text itself, or n-grams first.",
+            rich_help_panel=_ENGINE,
+        ),
+    ] = "off",
+    draft_length: Annotated[
+        int, typer.Option("--draft-length", min=1, max=8, help="Tokens to propose.", rich_help_panel=_ENGINE)
+    ] = 4,
     threads: Annotated[
         int,
         typer.Option("--threads", min=0, help="PyTorch's on the CPU; 0: its own choice.", rich_help_panel=_ENGINE),
@@ -139,6 +151,8 @@ def reference(
         step_tokens=step_tokens,
         context=context,
         max_waiting=max_waiting or ReferenceOptions.max_waiting,
+        speculation=speculation,
+        draft_length=draft_length,
     )
     where = take_address(
         host,

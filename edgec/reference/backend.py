@@ -36,7 +36,12 @@ class ReferenceBackend:
             )
         self._tokenizer = loaded.tokenizer
         self.engine = ReferenceEngine(
-            loaded.model, loaded.tokenizer, options, eos=loaded.eos, quantised=loaded.quantised
+            loaded.model,
+            loaded.tokenizer,
+            options,
+            eos=loaded.eos,
+            quantised=loaded.quantised,
+            draft=loaded.draft,
         )
         self._driver = Driver(self.engine)
         self._stopped = False

@@ -10,6 +10,7 @@ guards requests, scheduler and events; a step holds it while it plans and while 
 
 from __future__ import annotations
 
+import copy
 import threading
 import time
 from collections import deque
@@ -21,19 +22,23 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from edgec.architectures.draft_head import Head
 from edgec.architectures.llama import Llama
 from edgec.errors import UsageError
 from edgec.reference.block_manager import BlockManager
 from edgec.reference.exact import ExactRunner
+from edgec.reference.exact_head import ExactHead
 from edgec.reference.model_runner import Batch, ModelRunner, Rows
 from edgec.reference.options import ReferenceOptions
 from edgec.reference.philox import seed_of
 from edgec.reference.request import Answer, OpenRequest
-from edgec.reference.sampler import History, check_sampling, has_penalties
+from edgec.reference.sampler import History, Proposal, check_sampling, has_penalties
 from edgec.reference.scheduler import Scheduler, Step
 from edgec.reference.sequence import Sequence as Running
+from edgec.reference.sequence import State
+from edgec.reference.speculation import Drafter, HeadRunner, check_head, may_speculate
 from edgec.reference.text import StopStrings, TextTokenizer
-from edgec.reference.uses import Result, Score, Use, heirs, rows_of, use_rows, uses_of
+from edgec.reference.uses import Result, Score, Use, counted, heirs, rows_of, use_rows, uses_of
 from edgec.runtime.abi import Finish, Status, StepOutcome, Trim
 from edgec.runtime.events import Answer as Collected
 from edgec.runtime.events import Event, Request, collect
@@ -57,6 +62,7 @@ class ReferenceEngine:
         *,
         eos: Sequence[int] = (),
         quantised: Collection[str] = (),
+        draft: Head | None = None,
     ) -> None:
         """
         Args:
@@ -64,6 +70,7 @@ class ReferenceEngine:
             tokenizer: for text and stop strings; without one, events have tokens only.
             eos: tokens that end an answer.
             quantised: names of the linear layers that `activations="int8"` is about.
+            draft: the model's draft head, for `speculation` "head" and "both".
 
         Raises:
             EngineError: the options don't fit the model or the memory.
@@ -82,6 +89,7 @@ class ReferenceEngine:
             if options.activations == "int8"
             else ModelRunner(model, options, context)
         )
+        self._drafter = Drafter(options, self._head(draft), self._runner.model.embed_tokens)
         self._manager = BlockManager(self._runner.blocks, options.block_size)
         self._capacity = min(context, self._runner.blocks * options.block_size)
         self._scheduler = Scheduler(
@@ -102,6 +110,14 @@ class ReferenceEngine:
         self._finished = self._cancelled = self._failures = 0
         self._step_seconds = self._forward_seconds = self._sample_seconds = 0.0
         self._recent: deque[float] = deque(maxlen=RECENT)
+
+    def _head(self, draft: Head | None) -> HeadRunner | None:
+        """The draft head as this engine computes it, if it needs one."""
+        head = check_head(draft, self.options)
+        if head is None:
+            return None
+        own = copy.deepcopy(head).to(self._runner.device).float().eval()
+        return ExactHead(own) if self.options.activations == "int8" else own
 
     def __enter__(self) -> Self:
         return self
@@ -226,29 +242,70 @@ class ReferenceEngine:
         """Run one iteration: plan, reserve, run, commit. What fails is what was in the step; the pool stays whole."""
         with self._turn:
             started = time.perf_counter()
-            with self._lock:
-                self._open()
-                step = self._scheduler.schedule()
-                if step is None:
-                    return StepOutcome.DEFERRED if self._scheduler.waiting else StepOutcome.IDLE
-                uses = [u for chunk in step.chunks for u in uses_of(chunk, self._answers[chunk.sequence])]
-                pieces = [rows_of(chunk, uses) for chunk in step.chunks]
             try:
-                self._runner.copy_blocks(step.copies)
-                results = self._compute(self._runner.batch(pieces), uses)
-            except Exception as error:  # noqa: BLE001 - whatever the model raises ends those in the step, and only them
+                proposals = self._propose()
+            except Exception as error:  # noqa: BLE001 - as below, of the draft head
                 with self._lock:
-                    self._fail(step, error)
+                    self._fail([s for s in self._scheduler.running if s.pending == 1], error)
                 return StepOutcome.FAILED
             with self._lock:
-                self._commit(step, uses, results)
+                self._open()
+                proposed = {a.sequence: len(p) for a, p in proposals.items() if a.sequence is not None}
+                step = self._scheduler.schedule(proposed)
+                if step is None:
+                    return StepOutcome.DEFERRED if self._scheduler.waiting else StepOutcome.IDLE
+                uses, pieces = list[Use](), list[Rows]()
+                for chunk in step.chunks:
+                    answer = self._answers[chunk.sequence]
+                    own = uses_of(chunk, answer, proposals.get(answer, ()))
+                    uses += own
+                    pieces.append(rows_of(chunk, own, proposals.get(answer, ())))
+            try:
+                self._runner.copy_blocks(step.copies)
+                hidden, results = self._compute(self._runner.batch(pieces), uses)
+            except Exception as error:  # noqa: BLE001 - whatever the model raises ends those in the step, and only them
+                with self._lock:
+                    self._fail([chunk.sequence for chunk in step.chunks], error)
+                return StepOutcome.FAILED
+            with self._lock:
+                rows = counted(uses, results)
+                self._learn([(uses[row], hidden[row]) for row in rows if not uses[row].scores])
+                self._commit(step, [uses[row] for row in rows], [results[row] for row in rows])
                 seconds = time.perf_counter() - started
                 self._step_seconds += seconds
                 self._recent.append(seconds)
         return StepOutcome.COMMITTED
 
-    def _compute(self, batch: Batch, uses: Sequence[Use]) -> list[Result]:
-        """The model and the sampler, without the lock: nothing that is read here changes meanwhile."""
+    def _propose(self) -> dict[Answer, list[Proposal]]:
+        """Proposals for those who decode; the head runs without the lock, too."""
+        if not self._drafter.active:
+            return {}
+        with self._lock:
+            candidates = [
+                (answer, list(sequence.tokens), sequence.room - 1)
+                for sequence, answer in self._answers.items()
+                if sequence.state is State.RUNNING
+                and sequence.pending == 1
+                and len(heirs(answer)) == 1
+                and may_speculate(answer.owner.request.sampling)
+            ]
+        return self._drafter.propose(candidates)
+
+    def _learn(self, rows: Sequence[tuple[Use, torch.Tensor]]) -> None:
+        """What became of proposals, and the states that the next ones start from; of rows that count, in order."""
+        for use, hidden in {use.chunk: (use, hidden) for use, hidden in rows}.values():  # each sequence's last row
+            if use.chunk.drafts:
+                self._drafter.verified(use.chunk.drafts, use.place)
+            if self._drafter.wants_hidden:
+                for answer in heirs(use.answer):
+                    answer.hidden = hidden.float().clone()
+
+    def _compute(self, batch: Batch, uses: Sequence[Use]) -> tuple[torch.Tensor, list[Result]]:
+        """The model and the sampler, without the lock: nothing that is read here changes meanwhile.
+
+        Returns:
+            Hidden states (R, hidden) of the wanted rows, and what was made of each.
+        """
         started = time.perf_counter()
         hidden = self._runner.forward(batch)
         sampling, results = 0.0, list[Result]()
@@ -261,12 +318,12 @@ class ReferenceEngine:
             sampling += time.perf_counter() - projected
         self._sample_seconds += sampling
         self._forward_seconds += time.perf_counter() - started - sampling
-        return results
+        return hidden, results
 
     def _commit(self, step: Step, uses: Sequence[Use], results: Sequence[Result]) -> None:
-        """Take in what the step gave; nothing of what was cancelled meanwhile."""
+        """Take in what the step gave; nothing of what was cancelled meanwhile, nor of what comes after an end."""
         self._end_broken(uses, results)
-        said: list[_Said] = []
+        said: dict[Running, list[_Said]] = {}
         for use, result in zip(uses, results, strict=True):
             request = use.answer.owner
             if use.answer.finished or result is None:
@@ -275,29 +332,27 @@ class ReferenceEngine:
                 self._events.extend(request.score_events(use.position + 1, result.logprob, result.top))
                 request.scored = use.position + 1
                 continue
-            room = use.chunk.sequence.room - 1
-            said.append(
-                _Said(
-                    use.chunk.sequence,
-                    [
-                        (answer, sampled.token, *answer.say(sampled, use.position + 1, room))
-                        for answer, sampled in zip(heirs(use.answer), result, strict=True)
-                        if sampled is not None
-                    ],
-                )
-            )
-        self._scheduler.commit(step, {s.sequence: s.parts[0][1] for s in said if s.parts[0][2] is not None})
-        for each in said:
-            each.sequence.places = 1
-            for answer, token, _, finish in each.parts:
-                if answer.sequence is None and finish is Finish.NONE:
-                    self._fork(each.sequence, answer, token)
-            for answer, _, event, finish in each.parts:
-                if event is not None:
-                    self._events.append(event)
-                if finish is not Finish.NONE:
-                    self._end(answer, finish)
-                answer.owner.forked = True
+            parts = said.setdefault(use.chunk.sequence, [])
+            if parts and parts[-1].finish is not Finish.NONE:
+                continue
+            room = use.chunk.sequence.room - 1 - len(parts)
+            parts += [
+                _Said(answer, sampled.token, *answer.say(sampled, use.position + 1, room))
+                for answer, sampled in zip(heirs(use.answer), result, strict=True)
+                if sampled is not None
+            ]
+        self._scheduler.commit(step, {sequence: _own_tokens(parts) for sequence, parts in said.items()})
+        for sequence, parts in said.items():
+            sequence.places = 1
+            for part in parts:
+                if part.answer.sequence is None and part.finish is Finish.NONE:
+                    self._fork(sequence, part.answer, part.token)
+            for part in parts:
+                if part.event is not None:
+                    self._events.append(part.event)
+                if part.finish is not Finish.NONE:
+                    self._end(part.answer, part.finish)
+                part.answer.owner.forked = True
 
     def _fork(self, parent: Running, answer: Answer, token: int) -> None:
         """The prompt of a request with n answers is computed: another one goes on from its blocks."""
@@ -326,12 +381,12 @@ class ReferenceEngine:
                     self._scheduler.forget(answer.sequence)
             self._end_all(use.answer.owner, Finish.FAILED)
 
-    def _fail(self, step: Step, error: Exception) -> None:
+    def _fail(self, sequences: Sequence[Running], error: Exception) -> None:
         """The model failed: nothing of the step counts, and whoever was in it ends, so that the others can go on."""
         self.failure = f"{type(error).__name__}: {error}"
         self._failures += 1
-        for chunk in step.chunks:
-            answer = self._answers.get(chunk.sequence)
+        for sequence in sequences:
+            answer = self._answers.get(sequence)
             if answer is not None:
                 self._end_all(answer.owner, Finish.FAILED)
 
@@ -421,8 +476,15 @@ class ReferenceEngine:
         """The counters since the engine was opened."""
         with self._lock:
             recent = sorted(self._recent)
+            drafter = self._drafter
             return Stats(
                 **asdict(self._scheduler.counters),
+                draft_reached=tuple(drafter.reached),
+                draft_kept=tuple(drafter.kept),
+                drafted_tokens=drafter.drafted,
+                draft_runs=drafter.runs,
+                draft_seconds=drafter.seconds,
+                draft_length=self.options.draft_length if drafter.active else 0,
                 waiting=len(self._scheduler.waiting),
                 running=len(self._scheduler.running),
                 blocks_total=self._manager.total,
@@ -475,10 +537,17 @@ class ReferenceEngine:
 
 @dataclass(frozen=True)
 class _Said:
-    """What a sequence's step gave each answer: its token, its event (None: silent), and whether it ends."""
+    """A token of an answer: its event (None: it only ends the answer), and whether the answer ends."""
 
-    sequence: Running
-    parts: list[tuple[Answer, int, Event | None, Finish]]
+    answer: Answer
+    token: int
+    event: Event | None
+    finish: Finish
+
+
+def _own_tokens(parts: Sequence[_Said]) -> list[int]:
+    """The new tokens of a sequence: its answer's, not those of the answers that fork from it."""
+    return [part.token for part in parts if part.answer is parts[0].answer and part.event is not None]
 
 
 def _bad(what: str) -> EngineError:

@@ -18,10 +18,12 @@ from typing import Any, Literal
 
 import torch
 
+from edgec.architectures.draft_head import DraftShape, Head, unpack
 from edgec.architectures.llama import Llama, LlamaConfig
 from edgec.build import Listener, build
 from edgec.checkpoint import load_model
 from edgec.decoder import program_state, read_decoder
+from edgec.draft import DRAFT_FILE, Draft
 from edgec.errors import EdgecError, Reason, SourceError, StoreError, UsageError
 from edgec.model import Program
 from edgec.plan import make_plan
@@ -51,6 +53,7 @@ class Loaded:
         context: positions that it was trained for.
         quantised: names of the linear layers whose weights are INT8.
         origin: what was read, for people.
+        draft: the draft head of a model with INT8 weights whose recipe trains one.
     """
 
     model: Llama
@@ -60,6 +63,7 @@ class Loaded:
     context: int
     quantised: frozenset[str]
     origin: str
+    draft: Head | None = None
 
 
 def load(
@@ -133,7 +137,9 @@ def _from_program(folder: Path, recipe: Recipe) -> Loaded:
     model, quantised = dequantised(config, program_state(program), str(recipe.path))
     tokenizer = ReferenceTokenizer.open(folder / "companions")
     origin = f"{recipe.path}: the exported program, INT8 weights"
-    return Loaded(model, tokenizer, recipe.name, decoder.eos, config.max_positions, quantised, origin)
+    path = program.companion(DRAFT_FILE)
+    draft = None if path is None else head_of(config, Draft.load(path))
+    return Loaded(model, tokenizer, recipe.name, decoder.eos, config.max_positions, quantised, origin, draft)
 
 
 def _from_stage(folder: Path, recipe: Recipe, store: Store) -> Loaded:
@@ -191,7 +197,13 @@ def _from_bundle(
     model, quantised = dequantised(found.config, found.state, str(native))
     tokenizer = ReferenceTokenizer.open(native)
     origin = f"{native / 'model.safetensors'}: the bundle's own INT8 weights"
-    return Loaded(model, tokenizer, found.name, found.eos, found.config.max_positions, quantised, origin)
+    draft = None if found.draft is None else head_of(found.config, found.draft)
+    return Loaded(model, tokenizer, found.name, found.eos, found.config.max_positions, quantised, origin, draft)
+
+
+def head_of(config: LlamaConfig, draft: Draft) -> Head:
+    """A draft head in float32, its INT8 weights as scale · q."""
+    return unpack(config, DraftShape.from_dict(draft.shape), draft.tensors)
 
 
 def _loaded(module: torch.nn.Module, tokenizer: ReferenceTokenizer | None, name: str, origin: str) -> Loaded:

@@ -12,6 +12,7 @@ from safetensors.torch import load_file
 
 from edgec.architectures.llama import LlamaConfig
 from edgec.architectures.rope import inverse_frequencies
+from edgec.draft import Draft
 from edgec.errors import Reason, SourceError
 from edgec.runtime.locate import MANIFEST, bundle_name
 
@@ -21,12 +22,16 @@ _FREQUENCIES = "rope.frequencies"
 
 @dataclass(frozen=True)
 class NativeWeights:
-    """`state` holds `<layer>.weight` int8 (out, in) with `<layer>.scale` (out,) float32, or a float weight alone."""
+    """`state` holds `<layer>.weight` int8 (out, in) with `<layer>.scale` (out,) float32, or a float weight alone.
+
+    What of it is the draft head's is `draft`, where the bundle has one.
+    """
 
     config: LlamaConfig
     state: dict[str, torch.Tensor]
     eos: tuple[int, ...]
     name: str
+    draft: Draft | None = None
 
 
 def read_native(folder: Path) -> NativeWeights:
@@ -53,7 +58,9 @@ def read_native(folder: Path) -> NativeWeights:
             attention_bias="layers.0.self_attn.q_proj.bias" in state,
             mlp_bias="layers.0.mlp.up_proj.bias" in state,
         )
-        return NativeWeights(config, state, tuple(int(t) for t in manifest["eos"]), bundle_name(folder))
+        head = {name: state.pop(name) for name in list(state) if name.startswith("draft.")}
+        draft = Draft(dict(manifest["draft"]), head) if "draft" in manifest else None
+        return NativeWeights(config, state, tuple(int(t) for t in manifest["eos"]), bundle_name(folder), draft)
     except (OSError, ValueError, KeyError, TypeError, SafetensorError) as error:
         raise _bad(folder, f"it can't be read: {error}") from error
 

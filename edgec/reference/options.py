@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from edgec.runtime.abi import Status
+from edgec.runtime.abi import MOST_DRAFTS, Status
 from edgec.runtime.failures import EngineError
 
 DTYPES = ("float32", "bfloat16", "float16")
 NUMBERS = ("float", "int8")
+SPECULATIONS = ("off", "head", "ngram", "both")
 
 
 @dataclass(frozen=True)
@@ -37,9 +38,19 @@ class ReferenceOptions:
     prefix_cache: bool = True
     cuda_graphs: bool = True
     max_waiting: int = 1024
+    speculation: str = "off"
+    """Who proposes tokens that one pass then verifies: "head", the model's draft head; "ngram", the text itself; or
+    "both", the text where its ending was there before, else the head."""
+    draft_length: int = 4
+    """Tokens to propose, 1 to 8. The native engine adapts this to what it measures; here it stays as it is."""
 
     def __post_init__(self) -> None:
-        for name, known in (("dtype", DTYPES), ("kv", NUMBERS), ("activations", NUMBERS)):
+        for name, known in (
+            ("dtype", DTYPES),
+            ("kv", NUMBERS),
+            ("activations", NUMBERS),
+            ("speculation", SPECULATIONS),
+        ):
             if getattr(self, name) not in known:
                 raise _bad(f"{name} is {getattr(self, name)!r}; it must be one of {', '.join(known)}")
         for name in ("block_size", "max_batch", "step_tokens", "max_waiting"):
@@ -48,6 +59,8 @@ class ReferenceOptions:
         for name in ("blocks", "memory"):
             if (value := getattr(self, name)) is not None and value < 1:
                 raise _bad(f"{name} is {value}, and must be at least 1")
+        if not 1 <= self.draft_length <= MOST_DRAFTS:
+            raise _bad(f"draft_length is {self.draft_length}, and must be between 1 and {MOST_DRAFTS}")
         if self.context < 0:
             raise _bad(f"context is {self.context}, and must not be negative")
         if self.step_tokens < self.max_batch:

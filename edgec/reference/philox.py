@@ -11,7 +11,7 @@ disturb it, and the native engine draws the same:
 from __future__ import annotations
 
 WORD = 0xFFFFFFFF
-TOKEN = 0  # what a draw is for: the token itself
+TOKEN, DRAFT, ACCEPT, RESIDUAL = range(4)  # what a draw is for: see sampler.py
 
 
 def philox4x32(counter: tuple[int, int, int, int], key: tuple[int, int]) -> tuple[int, int, int, int]:

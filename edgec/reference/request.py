@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass, field
 
+import torch
+
 from edgec.reference.sampler import History, Sampled
 from edgec.reference.sequence import Sequence
 from edgec.reference.text import Detokenizer, StopStrings
@@ -19,6 +21,7 @@ class Answer:
     Attributes:
         sequence: its place in the scheduler; answers after the first have one once the prompt is computed.
         tokens: how many it has said; the one that ends it is not among them.
+        hidden: (hidden,) float32, the state that its newest token was drawn from; only kept for a draft head.
     """
 
     owner: OpenRequest
@@ -29,6 +32,7 @@ class Answer:
     sequence: Sequence | None = None
     tokens: int = 0
     finished: bool = False
+    hidden: torch.Tensor | None = None
 
     def say(self, sampled: Sampled, position: int, room: int) -> tuple[Event | None, Finish]:
         """Append a token. Gives its event, None for one that only ends the answer, and whether the answer ends here.

@@ -13,6 +13,11 @@ z is a row of logits, float32; m the greatest of them.
     7. the first token, in ascending order of *token*, at which Σ w > u · (Σ w over all that is kept), in float64
 
 A row with a NaN or an infinity has no token (`None`): the model, or its input, is broken.
+
+**Speculation** is Algorithm 1 of Leviathan et al., "Fast Inference from Transformers via Speculative Decoding" (2023).
+With p what a token is drawn from (steps 2 to 6, normalised) and q what a drafter drew its proposal x from, x is kept
+with probability min(1, p(x) / q(x)), and else replaced by a token from max(0, p − q), normalised: what comes out is
+distributed as p, whatever q is. Each of the three draws has random numbers of its own (philox.py).
 """
 
 from __future__ import annotations
@@ -25,7 +30,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from edgec.reference.philox import uniform
+from edgec.reference.philox import ACCEPT, DRAFT, RESIDUAL, uniform
 from edgec.runtime.abi import Status
 from edgec.runtime.failures import EngineError
 from edgec.runtime.sampling import Sampling
@@ -77,14 +82,91 @@ def sample(
     tokens, weights = distribution(logits, sampling, history)
     if not len(tokens):
         return None  # a bias or a penalty has overflowed
+    return _report(draw(tokens, weights, uniform(seed, answer, position)), logits, sampling)
+
+
+def draw(tokens: NDArray[np.int64], weights: NDArray[np.float64], u: float) -> int:
+    """Step 7."""
     sums = np.cumsum(weights)
-    u = uniform(seed, answer, position)
     at = int(np.searchsorted(sums, u * sums[-1], side="right"))
-    token = int(tokens[min(at, len(tokens) - 1)])
+    return int(tokens[min(at, len(tokens) - 1)])
+
+
+def _report(token: int, logits: Row, sampling: Sampling) -> Sampled:
+    """The token with the log-probabilities that are asked for."""
     if sampling.logprobs is None:
         return Sampled(token)
     scores = log_probabilities(logits)
     return Sampled(token, float(scores[token]), greatest(logits, scores, sampling.logprobs))
+
+
+# ---- Speculation
+
+
+@dataclass(frozen=True)
+class Proposal:
+    """A drafter's token, and the distribution q that it was drawn from.
+
+    Attributes:
+        tokens: those that could have been drawn, ascending.
+        weights: of each; not normalised.
+    """
+
+    token: int
+    tokens: NDArray[np.int64]
+    weights: NDArray[np.float64]
+
+    @staticmethod
+    def certain(token: int) -> Proposal:
+        """Of a drafter that could not have proposed another."""
+        return Proposal(token, np.array([token]), np.ones(1))
+
+
+def propose(
+    logits: Row, vocabulary: NDArray[np.int64], sampling: Sampling, *, seed: int, answer: int, position: int
+) -> Proposal | None:
+    """A draft head's choice from its own logits (V_d,); `vocabulary` (V_d,) are their tokens, ascending.
+
+    Temperature, top-k, top-p and min-p apply, which brings q near p; bias and penalties don't. None for bad logits.
+    """
+    if not np.isfinite(logits).all():
+        return None
+    own = Sampling(temperature=sampling.temperature, top_k=sampling.top_k, top_p=sampling.top_p, min_p=sampling.min_p)
+    places, weights = distribution(logits, own, History())
+    if sampling.temperature == 0:
+        return Proposal.certain(int(vocabulary[places[0]]))
+    tokens = vocabulary[places]
+    return Proposal(draw(tokens, weights, uniform(seed, answer, position, DRAFT)), tokens, weights)
+
+
+def verify(
+    logits: Row, sampling: Sampling, history: History, proposal: Proposal, *, seed: int, answer: int, position: int
+) -> Sampled | None:
+    """The token at `position`, where `proposal` was made: it is kept exactly when it is the token that comes out.
+
+    At temperature 0 that is the token which `sample` gives. Above, one that replaces the proposal never equals it: it
+    is rejected only where p(x) < q(x), and there max(0, p − q) is 0.
+    """
+    if sampling.temperature == 0:
+        return sample(logits, sampling, history, seed=seed, answer=answer, position=position)
+    if not np.isfinite(logits).all():
+        return None
+    tokens, weights = distribution(logits, sampling, history)
+    if not len(tokens):
+        return None
+    p, q = np.zeros(len(logits)), np.zeros(len(logits))
+    p[tokens] = weights / weights.sum()
+    q[proposal.tokens] = proposal.weights / proposal.weights.sum()
+    token = proposal.token
+    if uniform(seed, answer, position, ACCEPT) * q[token] >= p[token]:
+        residual = np.maximum(p - q, 0.0)
+        left = np.flatnonzero(residual)
+        if len(left):  # else p = q but for rounding, where every proposal is kept
+            token = draw(left, residual[left], uniform(seed, answer, position, RESIDUAL))
+    return _report(token, logits, sampling)
+
+
+# ---- The distribution
 
 
 def distribution(logits: Row, sampling: Sampling, history: History) -> tuple[NDArray[np.int64], NDArray[np.float64]]:

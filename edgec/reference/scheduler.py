@@ -2,9 +2,9 @@
 
 A step is a transaction:
 
-    step = scheduler.schedule()                    # plans, and gives out the blocks; None: nothing can run
+    step = scheduler.schedule()                       # plans, and gives out the blocks; None: nothing can run
     … copy the blocks of step.copies, run the model, sample …
-    scheduler.commit(step, {sequence: token, …})   # or, when the model failed, scheduler.finish(…) for all in it
+    scheduler.commit(step, {sequence: [token, …], …})  # or, when the model failed, scheduler.finish(…) for all in it
 
 **Order**, under a budget of `step_tokens`: running sequences that need one token; then prompts that are under way, in
 chunks (Agrawal et al., "Sarathi-Serve", 2024); then waiting sequences, the greatest priority first and among equals the
@@ -12,6 +12,10 @@ first to come. When the first of them does not fit, nobody passes it.
 
 **Preemption** is by recomputation. Running sequences stand in the same order, and one that lacks a block takes those of
 the last. So the first is never a victim and gets on in each step, and whoever is first finishes: there is no livelock.
+
+**Proposals** (speculation.py) follow a sequence's last token in its chunk, so that one pass gives logits after each of
+them. They come last, in rows and blocks that nobody else wants in this step. `commit` keeps as many positions as there
+are new tokens; the rejected tail's blocks go back, and what lies in its other slots is written over.
 
 What the native scheduler does and this one does not: tenants and weighted fair queueing (`submit` refuses a weight
 other than 1), aging (a request of low priority waits as long as greater ones keep coming), a controller that keeps to a
@@ -22,6 +26,7 @@ from __future__ import annotations
 
 import bisect
 from collections.abc import Mapping
+from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass, field
 
 from edgec.reference.block_manager import ROOT, BlockManager
@@ -30,15 +35,19 @@ from edgec.reference.sequence import Sequence, State
 
 @dataclass(frozen=True)
 class Chunk:
-    """`count` tokens of a sequence from position `start` on; `samples` when the last one is its last token."""
+    """`count` tokens of a sequence from position `start` on; `samples` when its last token is among them.
+
+    The last `drafts` of them are proposed ones, which stand behind its last token.
+    """
 
     sequence: Sequence
     start: int
     count: int
+    drafts: int = 0
 
     @property
     def samples(self) -> bool:
-        return self.start + self.count == len(self.sequence.tokens)
+        return self.start + self.count - self.drafts == len(self.sequence.tokens)
 
 
 @dataclass(frozen=True)
@@ -135,8 +144,12 @@ class Scheduler:
 
     # ---- A step
 
-    def schedule(self) -> Step | None:
-        """The next step, with blocks for every position in it; None when nobody can run."""
+    def schedule(self, proposed: Mapping[Sequence, int] | None = None) -> Step | None:
+        """The next step, with blocks for every position in it; None when nobody can run.
+
+        Args:
+            proposed: how many tokens have been proposed for whom.
+        """
         step = Step(slots=min(self.max_batch, len(self.running) + len(self.waiting)))
         budget = self.step_tokens
         decodes = [s for s in self.running if s.pending == 1]
@@ -158,7 +171,31 @@ class Scheduler:
                 break
             step.chunks.append(chunk)
             budget -= chunk.count
+        self._add_drafts(step, proposed or {})
         return step if step.chunks else None
+
+    def _add_drafts(self, step: Step, proposed: Mapping[Sequence, int]) -> None:
+        """Let sequences that decode take along as many of their proposals as rows and blocks are left for."""
+        manager, size = self.manager, self.manager.block_size
+        rows = self.step_tokens - sum(c.count for c in step.chunks)
+        promised = self._promised()
+        for place, chunk in enumerate(step.chunks):
+            sequence = chunk.sequence
+            if chunk.count != 1 or not chunk.samples:
+                continue
+            spare = max(manager.available - promised, 0)
+            slots = (len(sequence.table) + spare) * size - len(sequence.tokens)
+            count = min(proposed.get(sequence, 0), sequence.room - 1, rows, slots)
+            if count < 1:
+                continue
+            lacking = -(-(len(sequence.tokens) + count) // size) - len(sequence.table)
+            sequence.table.extend(manager.allocate() for _ in range(lacking))
+            step.chunks[place] = Chunk(sequence, chunk.start, 1 + count, count)
+            rows -= count
+
+    def _promised(self) -> int:
+        """Blocks that prompts under way still want."""
+        return sum(max(-(-len(s.tokens) // self.manager.block_size) - len(s.table), 0) for s in self.running)
 
     def _reserve(self, sequence: Sequence, count: int, step: Step) -> bool:
         """Blocks for `count` more positions, at the cost of sequences behind this one, or of itself."""
@@ -196,8 +233,7 @@ class Scheduler:
         hits = manager.find_prefix(sequence.tokens, sequence.salt, self._cacheable_blocks(sequence))
         revived = sum(not manager.owners(number) for number in hits)
         whole = -(-len(sequence.tokens) // size) - len(hits)
-        # Blocks that prompts under way still want, and one for each running sequence to grow into.
-        promised = sum(max(-(-len(s.tokens) // size) - len(s.table), 0) for s in self.running) + len(self.running)
+        promised = self._promised() + len(self.running)  # and one for each running sequence to grow into
         if revived + whole + (promised if self.running else 0) > manager.available:
             return None
         self.waiting.pop(0)
@@ -227,23 +263,30 @@ class Scheduler:
             tokens = min(tokens, sequence.most)
         return tokens // self.manager.block_size
 
-    def commit(self, step: Step, tokens: Mapping[Sequence, int]) -> None:
-        """Note what was computed, and append the sampled tokens. What was finished meanwhile is passed over."""
+    def commit(self, step: Step, tokens: Mapping[Sequence, SequenceOf[int]]) -> None:
+        """Note what was computed, and append the new tokens. What was finished meanwhile is passed over.
+
+        Args:
+            tokens: of a chunk with drafts those of its proposals that were kept, and the one after them.
+        """
         counters, size = self.counters, self.manager.block_size
         for chunk in step.chunks:
             sequence = chunk.sequence
             counters.computed_tokens += chunk.count
             if sequence.state is not State.RUNNING:
                 continue
-            counters.recomputed_tokens += min(max(sequence.most - chunk.start, 0), chunk.count)
-            sequence.computed = chunk.start + chunk.count
+            new = tokens.get(sequence, ())
+            own = chunk.count - chunk.drafts
+            counters.recomputed_tokens += min(max(sequence.most - chunk.start, 0), own)
+            sequence.computed = chunk.start + own + (max(len(new) - 1, 0) if chunk.drafts else 0)
             sequence.most = max(sequence.most, sequence.computed)
+            while (len(sequence.table) - 1) * size >= sequence.computed:  # of rejected proposals
+                self.manager.release(sequence.table.pop())
             for place in range(chunk.start // size, len(sequence.table)):
                 self.manager.set_filled(sequence.table[place], min(size, sequence.computed - place * size))
+            sequence.tokens.extend(new)
+            counters.answer_tokens += len(new)
             self._publish(sequence)
-            if sequence in tokens:
-                sequence.tokens.append(tokens[sequence])
-                counters.answer_tokens += 1
         counters.steps += 1
         counters.batch_slots += step.slots
         counters.batch_used += len(step.chunks)

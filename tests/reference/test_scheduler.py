@@ -28,7 +28,7 @@ def run(scheduler: Scheduler) -> Step | None:
     if step is None:
         return None
     assert all(c.sequence.state is State.RUNNING for c in step.chunks)
-    scheduler.commit(step, {c.sequence: 99 for c in step.chunks if c.samples})
+    scheduler.commit(step, {c.sequence: [99] for c in step.chunks if c.samples})
     for chunk in step.chunks:
         if chunk.sequence.room == 0:
             scheduler.finish(chunk.sequence)
@@ -159,7 +159,7 @@ def test_what_ends_between_plan_and_commit_is_passed_over() -> None:
     step = scheduler.schedule()
     assert step is not None
     scheduler.finish(gone)
-    scheduler.commit(step, {gone: 5, stays: 6})
+    scheduler.commit(step, {gone: [5], stays: [6]})
     scheduler.check()
     assert gone.tokens == [0, 1, 2]
     assert stays.tokens == [7, 8, 6]
