@@ -40,8 +40,8 @@ def model_bytes(model: Model) -> int:
     module = model.module
     if not is_graph(model):
         tensors = {t.data_ptr(): t for t in module.state_dict().values() if t.numel()}
-        draft: int = 0 if model.draft is None else model.draft.bytes
-        return draft + sum(t.numel() * t.element_size() for t in tensors.values())
+        own: int = sum(t.numel() * t.element_size() for t in tensors.values())
+        return own if model.draft is None else own + model.draft.bytes
     assert isinstance(module, torch.fx.GraphModule)
     total, seen = 0, set()
     for node in module.graph.find_nodes(op="get_attr"):

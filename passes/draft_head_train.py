@@ -7,7 +7,7 @@ text's, since a draft that was wrong ends its run anyway; later steps weigh less
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
@@ -98,8 +98,7 @@ def train_head(
     precision: Precision,
     seed: int,
     file: Path,
-    on_step: object = None,
-    budget: float | None = None,
+    on_step: Callable[[int, int, float], None] = lambda *_: None,
 ) -> list[float]:
     """Train `head` in place; gives each step's loss. Goes on from `file` when it holds this run's checkpoint.
 
@@ -146,15 +145,14 @@ def train_head(
                     hint=f"lower `lr` (now {lr:g})",
                     reason=Reason.NOT_FINITE,
                 )
-            loss.backward()
+            loss.backward()  # type: ignore[no-untyped-call]
             torch.nn.utils.clip_grad_norm_(head.parameters(), 1.0)
             optimizer.step()
             step += 1
             losses.append(value)
             if step % CHECKPOINT_EVERY == 0 or step == total:
                 checkpoint.save(head, optimizer, step, losses)
-            if callable(on_step):
-                on_step(step, total, value)
+            on_step(step, total, value)
     head.eval()
     return losses
 
