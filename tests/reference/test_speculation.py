@@ -33,7 +33,7 @@ from edgec.runtime.events import Request
 from edgec.runtime.failures import EngineError
 from edgec.runtime.sampling import Sampling
 from tests import tiny_bundle
-from tests.reference.tiny import CONFIG, engine, prompts, tiny_model
+from tests.reference.tiny import CONFIG, prompts
 from tests.tiny_bundle import write_tiny_bundle
 
 WHO = ("head", "ngram", "both")
@@ -52,9 +52,30 @@ def tiny_head() -> Head:
     return head.eval()
 
 
+@cache
+def talker() -> Llama:
+    """Random weights that are small enough for it to say the same things again and again."""
+    return random_model(CONFIG, seed=0)
+
+
+def random_model(config: LlamaConfig, seed: int) -> Llama:
+    generator = torch.Generator().manual_seed(seed)
+    model = Llama(config)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.ndim == 2:
+                parameter.normal_(0, parameter.shape[1] ** -0.5, generator=generator)
+    return model.eval()
+
+
+def engine(**options: Any) -> ReferenceEngine:
+    """One that decodes plainly."""
+    return speculative("off", **options)
+
+
 def speculative(who: str = "both", length: int = 4, **options: Any) -> ReferenceEngine:
     chosen = {"max_batch": 8, "step_tokens": 128, "blocks": 64, "speculation": who, "draft_length": length, **options}
-    return ReferenceEngine(tiny_model(), None, ReferenceOptions(**chosen), eos=(1,), draft=tiny_head())
+    return ReferenceEngine(talker(), None, ReferenceOptions(**chosen), eos=(1,), draft=tiny_head())
 
 
 def asked() -> list[list[int]]:
@@ -112,7 +133,7 @@ def test_a_rejection_at_each_place_leaves_nothing_behind(wrong: int | None) -> N
     sampling = Sampling(max_tokens=40, ignore_eos=True)
     text = prompts(6, longest=40, seed=11)
     plain = [answer.tokens for [answer] in engine().answer(text, sampling)]
-    made = engine(step_tokens=128, block_size=4, blocks=200)
+    made = engine(block_size=4, blocks=200)
     made._drafter = Oracle({len(p): a for p, a in zip(text, plain, strict=True)}, wrong, 8)
     assert len({len(p) for p in text}) == len(text)
     assert [answer.tokens for [answer] in made.answer(text, sampling)] == plain
@@ -156,7 +177,7 @@ def test_an_answer_ends_inside_a_run(cut: int) -> None:
     stop = plain.tokens[cut]
     first = plain.tokens.index(stop)
     for sampling in (Sampling(max_tokens=cut), Sampling(max_tokens=30, stop_tokens=(stop,))):
-        made = engine(step_tokens=128)
+        made = engine()
         made._drafter = Oracle({len(text): plain.tokens}, None, 8)
         [[answer]] = made.answer([text], sampling)
         wanted = cut if not sampling.stop_tokens else first
@@ -274,7 +295,7 @@ def test_cancelling_while_proposals_are_verified(monkeypatch: pytest.MonkeyPatch
 def test_a_head_that_gives_no_numbers_proposes_nothing() -> None:
     head = build(CONFIG, DraftShape("recurrent", (32,), 32))
     torch.nn.init.constant_(head.norm.weight, float("nan"))
-    made = ReferenceEngine(tiny_model(), None, ReferenceOptions(blocks=64, speculation="head"), draft=head)
+    made = ReferenceEngine(talker(), None, ReferenceOptions(blocks=64, speculation="head"), draft=head)
     sampling = Sampling(max_tokens=10, ignore_eos=True)
     assert [a.tokens for [a] in made.answer(asked(), sampling)] == answers(engine(), sampling)
     assert made.stats().drafted_tokens == 0
@@ -313,11 +334,11 @@ def test_wrong_options_are_refused(wrong: dict[str, Any], about: str) -> None:
 def test_a_head_that_is_not_there_is_refused() -> None:
     for who in ("head", "both"):
         with pytest.raises(EngineError, match="draft head") as caught:
-            ReferenceEngine(tiny_model(), None, ReferenceOptions(blocks=8, speculation=who))
+            ReferenceEngine(talker(), None, ReferenceOptions(blocks=8, speculation=who))
         assert caught.value.status is Status.INVALID_ARGUMENT
     other = build(CONFIG, DraftShape("attentive", (96,), 64))
     with pytest.raises(EngineError, match="attentive") as caught:
-        ReferenceEngine(tiny_model(), None, ReferenceOptions(blocks=8, speculation="head"), draft=other)
+        ReferenceEngine(talker(), None, ReferenceOptions(blocks=8, speculation="head"), draft=other)
     assert caught.value.status is Status.UNSUPPORTED
 
 
@@ -345,13 +366,7 @@ class ShortHead:
 
 @cache
 def game() -> Llama:
-    generator = torch.Generator().manual_seed(4)
-    model = Llama(GAME)
-    with torch.no_grad():
-        for parameter in model.parameters():
-            if parameter.ndim == 2:
-                parameter.normal_(0, 1 / parameter.shape[1] ** 0.5, generator=generator)
-    return model.eval()
+    return random_model(GAME, seed=4)
 
 
 @cache
@@ -368,7 +383,9 @@ def exact() -> NDArray[np.float64]:
 
 def drawn(count: int) -> NDArray[np.int64]:
     """Answers of the engine to as many seeds, (count, 4)."""
-    options = ReferenceOptions(max_batch=64, blocks=512, speculation="head", draft_length=2, step_tokens=512, max_waiting=count)
+    options = ReferenceOptions(
+        max_batch=64, blocks=512, speculation="head", draft_length=2, step_tokens=512, max_waiting=count
+    )
     model_head = build(LlamaConfig(**{**GAME.to_dict(), "vocab_size": 32}), DraftShape("recurrent", (32,), 32))
     made = ReferenceEngine(game(), None, options, draft=model_head)
     made._drafter._head = ShortHead()
