@@ -32,6 +32,11 @@ RatioPerTarget = Annotated[
 CountPerTarget = Annotated[dict[str, Count], BeforeValidator(_spread), _per_target({"type": "integer", "minimum": 0})]
 
 
+def samples_of(target: str, counts: dict[str, int]) -> int:
+    """How many samples a target is evaluated on; none when neither it nor `all` is named."""
+    return counts.get(target, counts.get(ALL, 0))
+
+
 class Drop(Options):
     """How much worse a metric may get: in its own units, or as a share of the source's value."""
 

@@ -16,6 +16,7 @@ from typing import Any
 from edgec.context import Context, StageLog
 from edgec.errors import ConversionError, Reason
 from edgec.golden import Recording, Step, carrying, replay, zero_state
+from edgec.limits import samples_of
 from edgec.model import Artifact, Program, Runner
 from edgec.parity import compare
 from edgec.registry import TargetEntry
@@ -82,7 +83,8 @@ def measure_target(
     result["parity"] = asdict(compare(outputs, expected, steps, may_be_absent=kept))
 
     context.progress(2, 4, "measuring the metric")
-    samples = measure["target_samples"] if artifact.proof == "executed" else measure["evaluated_samples"]
+    executed = artifact.proof == "executed"
+    samples = samples_of(artifact.target, measure["target_samples"]) if executed else measure["evaluated_samples"]
     if samples:
         result["samples"] = samples
         with context.timed("evaluating"):

@@ -19,6 +19,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from edgec import registry
 from edgec.errors import RecipeError, UsageError
 from edgec.gates import Gates
+from edgec.limits import ALL, CountPerTarget
 from edgec.registry import Options, suggest
 from edgec.sources.section import ModelSection
 from edgec.validation.options import ValidateOptions
@@ -30,7 +31,9 @@ class MeasureOptions(Options):
     """How much is measured. Fewer samples make a build faster and its numbers coarser."""
 
     samples: int | None = Field(None, ge=1, description="evaluation samples after each pass; all when not given")
-    target_samples: int = Field(256, ge=0, description="evaluation samples through each artefact on its engine")
+    target_samples: CountPerTarget = Field(
+        {ALL: 256}, description="evaluation samples through each artefact on its engine: a number, or one per target"
+    )
     evaluated_samples: int = Field(
         8, ge=0, description="evaluation samples where a program is evaluated op by op (Core ML away from a Mac)"
     )

@@ -106,7 +106,7 @@ def _import(request: Request, context: Context) -> dict[str, Any]:
     paths = {s.name: program.onnx_path(s.name) for s in program.signatures}
     runner = carrying(OnnxRunner(paths, threads=request.threads), program.signatures)
     reference = _load_reference(program.path) or None
-    sizes = {request.measure["target_samples"], request.measure["evaluated_samples"]} - {0, request.measure["samples"]}
+    sizes = _subsets(request.measure)
     return {
         "bytes": program_bytes(program),
         "parameters": program.parameters,
@@ -183,10 +183,8 @@ def _finish(
     if request.kind == "source" or request.name == "train":
         # What drops are counted from. Artefacts are evaluated on fewer samples, and only on the same ones does a drop
         # mean something.
-        measure = request.measure
-        sizes = {measure["target_samples"], measure["evaluated_samples"]} - {0, measure["samples"]}
         result["subset_metrics"] = {
-            str(n): model.task.evaluate(runner, reference or None, limit=n) for n in sorted(sizes)
+            str(n): model.task.evaluate(runner, reference or None, limit=n) for n in sorted(_subsets(request.measure))
         }
     return result
 
@@ -229,3 +227,8 @@ def prepare_torch(seed: int, threads: int) -> None:
     torch.manual_seed(seed)
     torch.set_num_threads(threads)
     torch.use_deterministic_algorithms(True)
+
+
+def _subsets(measure: dict[str, Any]) -> set[int]:
+    """The numbers of samples that artefacts are evaluated on, where a pass is evaluated on another."""
+    return {*measure["target_samples"].values(), measure["evaluated_samples"]} - {0, measure["samples"]}

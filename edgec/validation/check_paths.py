@@ -4,7 +4,7 @@
     batching       all requests together, against each alone
     chunking       prompts in pieces of a few tokens
     prefix_cache   prompts whose beginning is cached
-    preemption     a pool so small that requests lose their blocks and are computed again
+    preemption     requests lose their blocks every few steps and are computed again
 
 Tokens and log-probabilities must be equal bit for bit (`requests`: to rounding). A check whose situation did not come
 about (nothing was preempted) is unproven.
@@ -18,6 +18,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from edgec.runtime.abi import Trim
 from edgec.runtime.engine import Engine
 from edgec.runtime.sampling import Sampling
 from edgec.runtime.stats import Stats
@@ -29,6 +30,7 @@ from edgec.validation.subjects import Generated
 
 _SAME_LOGPROB = 1e-4  # float32 of numbers up to some 30, once by the core's logarithm and once by NumPy's
 _STEP = 8  # tokens of a step, for chunking
+_PREEMPTED_EVERY = 5  # steps
 
 Prompts = Sequence[Sequence[int]]
 
@@ -98,21 +100,20 @@ def _prefix_cache(subject: NativeSubject, asked: _Asked, alone: Sequence[Generat
 
 
 def _preemption(subject: NativeSubject, asked: _Asked, alone: Sequence[Generated]) -> Finding:
-    """In a pool of one and a half of the longest request."""
+    """Every few steps, all but one of the requests lose their blocks, as when the system asks for memory back."""
 
     def happened(stats: Stats, _: Sequence[Generated]) -> str | None:
         if not stats.preemptions:
             return None
         return f"{stats.preemptions} preemptions, {stats.recomputed_tokens} tokens computed again"
 
-    longest = max(len(p) + s.max_tokens for p, s in zip(asked.prompts, asked.sampling, strict=True))
-    with subject.open(context=longest, prefix_cache=False) as engine:
-        described = engine.description
-    memory = described["memory"]
-    blocks = math.ceil(1.5 * math.ceil(longest / int(described["block_size"]))) + 1
-    budget = memory["weights"] + memory["scratch"] + blocks * int(described["bytes_per_block"])
-    with subject.open(context=longest, prefix_cache=False, memory=budget) as engine:
-        return _compare("preemption", engine, asked, alone, happened, f"{blocks} blocks were enough for all requests")
+    with subject.open(prefix_cache=False) as engine:
+
+        def between(step: int) -> None:
+            if step % _PREEMPTED_EVERY == 0:
+                engine.trim(Trim.CRITICAL)
+
+        return _compare("preemption", engine, asked, alone, happened, "requests never shared a step", between)
 
 
 def _compare(
@@ -122,9 +123,10 @@ def _compare(
     alone: Sequence[Generated],
     happened: Callable[[Stats, Sequence[Generated]], str | None],
     otherwise: str,
+    between: Callable[[int], None] = lambda _: None,
 ) -> Finding:
     before = engine.stats()
-    made = answer(engine, asked.prompts, asked.sampling)
+    made = answer(engine, asked.prompts, asked.sampling, between)
     what = happened(engine.stats().since(before), made)
     if what is None:
         return unproven(check, otherwise)

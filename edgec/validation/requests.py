@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from edgec.errors import ParityError
@@ -24,8 +24,15 @@ class Stepped(Protocol):
     def poll(self) -> list[Event]: ...
 
 
-def answer(engine: Stepped, prompts: Sequence[Sequence[int]], sampling: Sequence[Sampling]) -> list[Generated]:
+def answer(
+    engine: Stepped,
+    prompts: Sequence[Sequence[int]],
+    sampling: Sequence[Sampling],
+    between: Callable[[int], None] = lambda _: None,
+) -> list[Generated]:
     """One answer to each prompt, computed together as far as the engine's batch allows; `n` of them for `n` > 1.
+
+    `between` is called after each step, with the step's number.
 
     Raises:
         ParityError: a request failed, or the engine gets nothing done.
@@ -35,9 +42,11 @@ def answer(engine: Stepped, prompts: Sequence[Sequence[int]], sampling: Sequence
     for prompt, wanted in zip(prompts, sampling, strict=True):
         number = engine.submit(Request(tuple(prompt), wanted))
         made |= {(number, i): Generated() for i in range(wanted.n)}
-    open_, fruitless = set(made), 0
+    open_, fruitless, steps = set(made), 0, 0
     while open_:
         outcome = engine.step()
+        steps += 1
+        between(steps)
         fruitless = 0 if outcome is StepOutcome.COMMITTED else fruitless + 1
         if fruitless > _PATIENCE:
             raise ParityError(f"{_PATIENCE} steps in a row got nothing done ({outcome.name.lower()})")
