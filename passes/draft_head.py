@@ -55,6 +55,9 @@ class DraftHeadOptions(Options):
     epochs: int = Field(4, ge=1, description="passes over what was written")
     lr: float = Field(1e-3, gt=0, description="the greatest learning rate")
     unroll: int = Field(3, ge=1, le=8, description="drafts of a run that are trained")
+    feature: float = Field(
+        0.0, ge=0, description="weight of guessing the model's next hidden states, too, as EAGLE does"
+    )
     window: int = Field(128, ge=16, description="tokens of a piece in training; at most `length`")
     batch: int = Field(4, ge=1, description="pieces of a training step")
     precision: Literal["auto", "float32", "bfloat16"] = Field(
@@ -104,7 +107,8 @@ def draft_head(model: Model, options: DraftHeadOptions, context: Context) -> Mod
         losses = train_head(
             head, frozen, texts,
             epochs=options.epochs, lr=options.lr, unroll=options.unroll, window=min(options.window, options.length),
-            batch=options.batch, precision=precision, seed=context.seed, file=context.work / "draft_head.training.pt",
+            batch=options.batch, precision=precision, feature=options.feature, seed=context.seed,
+            file=context.work / "draft_head.training.pt",
             on_step=lambda done, total, loss: context.progress(done, total, f"training the head, loss {loss:.3f}"),
         )  # fmt: skip
     tensors = pack(head)

@@ -96,6 +96,7 @@ def train_head(
     window: int,
     batch: int,
     precision: Precision,
+    feature: float,
     seed: int,
     file: Path,
     on_step: Callable[[int, int, float], None] = lambda *_: None,
@@ -108,6 +109,7 @@ def train_head(
         unroll: steps that are trained from every position.
         window: tokens of a piece of text.
         batch: pieces of a training step.
+        feature: weight of the distance between s_i and the target's own h_{t+i} (EAGLE's regression), 0 for none.
         file: where checkpoints go.
         on_step: called as `on_step(done, total, loss)`.
 
@@ -126,7 +128,7 @@ def train_head(
     per_epoch = sum(t.tokens.shape[0] * (t.tokens.shape[1] // window) for t in texts) // batch
     if not per_epoch:
         raise ConversionError("draft_head: there is less text than one training step takes", reason=Reason.EMPTY_DATA)
-    options = ["draft_head", epochs, lr, unroll, window, batch, precision, per_epoch]
+    options = ["draft_head", epochs, lr, unroll, window, batch, precision, feature, per_epoch]
     checkpoint = Checkpoint(file, fingerprint(head, options, [seed]), 0, 1)
     step, losses = checkpoint.load(head, optimizer)
     total = epochs * per_epoch
@@ -137,7 +139,7 @@ def train_head(
                 group["lr"] = lr * _lr_factor(step, total, "cosine", WARM_UP)
             optimizer.zero_grad(set_to_none=True)
             with torch.autocast(device.type, torch.bfloat16, enabled=precision == "bfloat16"):
-                loss = _loss(head, frozen, hidden, tokens, valid, normalisers, unroll)
+                loss = _loss(head, frozen, hidden, tokens, valid, normalisers, unroll, feature)
             value = float(loss.detach())
             if not np.isfinite(value):
                 raise ConversionError(
@@ -187,8 +189,9 @@ def _loss(
     starts: torch.Tensor,
     normalisers: torch.Tensor,
     unroll: int,
+    feature: float,
 ) -> torch.Tensor:
-    """The weighted mean over steps of −Σ p log q."""
+    """The weighted mean over steps of −Σ p log q, and of `feature` times |s_i − h_{t+i}|² over the mean |h|²."""
     import torch
     from torch.nn import functional
 
@@ -204,7 +207,11 @@ def _loss(
         same = (starts[:, i:] == starts[:, : starts.shape[1] - i])[:, :count]
         log_q = functional.log_softmax(head.logits(state[same]).float(), -1)
         cross = -(wanted[:, i : i + count][same] * log_q).sum(-1)
-        total = total + STEP_WEIGHT ** (i - 1) * cross.mean()
+        step = cross.mean()
+        if feature:
+            ahead = hidden[:, i : i + count][same]
+            step = step + feature * (state[same].float() - ahead).pow(2).mean() / ahead.pow(2).mean()
+        total = total + STEP_WEIGHT ** (i - 1) * step
         weights += STEP_WEIGHT ** (i - 1)
     return total / weights
 

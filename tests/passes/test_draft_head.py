@@ -262,7 +262,8 @@ def learn(head: Head, frozen: Frozen, texts: list[Streams], file: Path, stop: in
 
     return train_head(
         head, frozen, texts,
-        epochs=26, lr=1e-2, unroll=2, window=32, batch=4, precision="float32", seed=0, file=file, on_step=on_step,
+        epochs=26, lr=1e-2, unroll=2, window=32, batch=4, precision="float32", feature=0.1, seed=0, file=file,
+        on_step=on_step,
     )  # fmt: skip
 
 
@@ -463,3 +464,18 @@ def test_a_damaged_file_says_so(tmp_path: Path) -> None:
     (tmp_path / "draft.safetensors").write_bytes(b"no")
     with pytest.raises(StoreError, match="damaged"):
         Draft.load(tmp_path / "draft.safetensors")
+
+
+def test_a_pass_behind_the_head_would_leave_it_behind(
+    trained: tuple[Model, Model, Context], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from edgec import checkpoint, stages
+
+    monkeypatch.setattr(stages, "make_task", lambda *_: trained[1].task)
+    monkeypatch.setattr(checkpoint, "load_model", lambda *_: trained[1])
+    empty: dict[str, Any] = {"options": {}, "task": "", "task_options": {}, "measure": {}, "seed": 0, "threads": 1}
+    places = dict.fromkeys(("recipe_dir", "cache", "out", "work"), str(tmp_path))
+    request = stages.Request("prune", "pass", "prune", **empty, **places, inputs={"source": "", "model": ""})
+    with pytest.raises(ConversionError, match="draft head") as caught:
+        stages.run(request, context(tmp_path))
+    assert "`draft_head` behind" in caught.value.hint
