@@ -81,17 +81,17 @@ def _place() -> Path:
 
 def compiled() -> Path:
     """The installed core's library, compiled now when it is not in the store yet."""
-    library = _place()
-    if library.is_file():
-        return library
-    folder = library.parent
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        # Compiled beside its place and moved there whole: another process may be at the same, and either's will do.
-        with tempfile.TemporaryDirectory(dir=folder) as work:
-            core.build_library(Path(work)).replace(library)
-    except OSError as error:
-        raise store_error(error, "compiling the runtime into") from error
+    while not (library := _place()).is_file():
+        folder = library.parent
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            # Compiled beside its place and moved there whole: another process may be at the same, and either's will do.
+            with tempfile.TemporaryDirectory(dir=folder) as work:
+                made = core.build_library(Path(work))
+                if _place() == library:  # else someone edited the sources meanwhile: it is made of both, and nobody's
+                    made.replace(library)
+        except OSError as error:
+            raise store_error(error, "compiling the runtime into") from error
     return library
 
 
