@@ -21,14 +21,18 @@ def add(scheduler: Scheduler, tokens: int | list[int], more: int = 8, **fields: 
     return sequence
 
 
-def run(scheduler: Scheduler) -> Step | None:
-    """A step of a model that always says 99; who is full finishes."""
-    step = scheduler.schedule()
+def run(scheduler: Scheduler, random: np.random.Generator | None = None) -> Step | None:
+    """A step of a model that always says 99; who is full finishes. `random`: with proposals, some of them kept."""
+    proposed = {s: int(random.integers(9)) for s in scheduler.running if s.pending == 1} if random else {}
+    step = scheduler.schedule(proposed)
     scheduler.check()
     if step is None:
         return None
     assert all(c.sequence.state is State.RUNNING for c in step.chunks)
-    scheduler.commit(step, {c.sequence: [99] for c in step.chunks if c.samples})
+    new = {
+        c.sequence: [99] * (1 + (int(random.integers(c.drafts + 1)) if random else 0)) for c in step.chunks if c.samples
+    }
+    scheduler.commit(step, new)
     for chunk in step.chunks:
         if chunk.sequence.room == 0:
             scheduler.finish(chunk.sequence)
@@ -165,6 +169,51 @@ def test_what_ends_between_plan_and_commit_is_passed_over() -> None:
     assert stays.tokens == [7, 8, 6]
 
 
+@pytest.mark.parametrize("kept", range(6))
+def test_a_rejected_tail_gives_its_blocks_back(kept: int) -> None:
+    scheduler = make(block_size=2)
+    sequence = add(scheduler, [1, 2, 3])
+    run(scheduler)
+    step = scheduler.schedule({sequence: 5})
+    assert step is not None
+    assert [(c.start, c.count, c.drafts) for c in step.chunks] == [(3, 6, 5)]
+    assert len(sequence.table) == 5
+    scheduler.commit(step, {sequence: [7] * (kept + 1)})
+    scheduler.check()
+    assert sequence.computed == 4 + kept
+    assert sequence.tokens == [1, 2, 3, 99, *[7] * (kept + 1)]
+    assert len(sequence.table) == -(-sequence.computed // 2)
+    assert scheduler.manager.owned_tokens == sequence.computed
+    assert sequence.published == sequence.computed // 2  # and only what is right can be found
+
+
+def test_proposals_take_only_what_nobody_else_wants() -> None:
+    scheduler = make(step_tokens=8)
+    first, second = add(scheduler, [1, 2]), add(scheduler, [3, 4])
+    run(scheduler)
+    step = scheduler.schedule({first: 8, second: 8})
+    assert step is not None
+    assert [(c.count, c.drafts) for c in step.chunks] == [(7, 6), (1, 0)]  # 8 rows; 7 tokens of room, the last for it
+    scheduler.commit(step, {first: [9], second: [9]})
+    add(scheduler, list(range(50, 62)), more=2)
+    step = scheduler.schedule({first: 8})
+    assert step is not None
+    assert [(c.count, c.drafts) for c in step.chunks] == [(1, 0), (1, 0), (6, 0)]  # a prompt goes first
+    tight = make(blocks=2)
+    first, second = add(tight, [1, 2], more=2), add(tight, [3, 4], more=2)
+    run(tight)
+    step = tight.schedule({first: 8, second: 8})
+    assert step is not None
+    assert [c.drafts for c in step.chunks] == [0, 0]  # one more token each, and it needs no proposal
+    tight = make(blocks=2)
+    first, second = add(tight, [1, 2], more=6), add(tight, [3], more=6)
+    run(tight)
+    step = tight.schedule({first: 8, second: 8})
+    assert step is not None
+    assert [c.drafts for c in step.chunks] == [1, 2]  # what fits the blocks that they have
+    assert tight.counters.preemptions == 0
+
+
 @pytest.mark.parametrize("seed", range(30))
 def test_everyone_ends_whatever_happens(seed: int) -> None:
     """Random arrivals, priorities, forks and cancellations on a small pool: the books balance in every step."""
@@ -182,7 +231,7 @@ def test_everyone_ends_whatever_happens(seed: int) -> None:
             everyone.append(add(scheduler, prompt, more, priority=int(random.integers(-1, 2))))
         if everyone and random.random() < 0.1:
             scheduler.finish(everyone[random.integers(len(everyone))])
-        run(scheduler)
+        run(scheduler, random if seed % 2 else None)
         places = sum(s.places for s in scheduler.running)
         candidates = [s for s in scheduler.running if s.pending == 1 and len(s.tokens) > s.prompt]
         if candidates and places < scheduler.max_batch and random.random() < 0.2:

@@ -81,7 +81,7 @@ def speculative(who: str = "both", length: int = 4, **options: Any) -> Reference
 def asked() -> list[list[int]]:
     """Some that repeat themselves, some that don't."""
     loops = [[40 + i * 7 % (5 + k) for i in range(20 + k)] for k in range(4)]
-    return [prompt for pair in zip(prompts(4, seed=3), loops, strict=True) for prompt in pair]
+    return [prompt for pair in zip(prompts(4, seed=3), loops, strict=True) for prompt in pair]  # each its own length
 
 
 def answers(made: ReferenceEngine, sampling: Sampling, batch: int = 8) -> list[list[int]]:
@@ -103,7 +103,8 @@ class Oracle(Drafter):
     def propose(self, answers: Sequence[tuple[Answer, Sequence[int], int]]) -> dict[Answer, list[Proposal]]:
         proposals = {}
         for answer, _, room in answers:
-            rest = self.plain[len(answer.owner.prompt)][answer.tokens :][: min(self.run_length, room)]
+            # What comes after the end is verified, too, and thrown away.
+            rest = [*self.plain[len(answer.owner.prompt)], *[7] * 8][answer.tokens :][: min(self.run_length, room)]
             tokens = [t if i != self.wrong else (t + 1) % 300 for i, t in enumerate(rest)]
             proposals[answer] = [Proposal.certain(token) for token in tokens]
         return proposals
@@ -163,8 +164,10 @@ def test_options_and_limits_are_kept(sampling: Sampling) -> None:
 
     blocks = 256 if sampling.max_tokens else 6  # of 16 positions; then one request at a time
     wanted = given(engine(blocks=blocks))
-    for length in (1, 4, 8):
-        found = given(speculative(length=length, blocks=blocks))
+    knowing = engine(blocks=blocks)
+    knowing._drafter = Oracle({len(p): a.tokens for p, a in zip(asked(), wanted, strict=True)}, 4, 6)
+    for made in (*(speculative(length=length, blocks=blocks) for length in (1, 4, 8)), knowing):
+        found = given(made)
         for a, b in zip(found, wanted, strict=True):
             assert (a.tokens, a.finish, a.answer_tokens) == (b.tokens, b.finish, b.answer_tokens)
             assert np.allclose(np.float64(a.logprobs), np.float64(b.logprobs), atol=1e-4, equal_nan=True)
