@@ -263,6 +263,16 @@ def test_n_answers_fork_from_one_prompt(step_tokens: int) -> None:
     assert first == [a.tokens[0] for a in plain]
 
 
+def test_each_of_n_answers_is_drafted_for_at_once() -> None:
+    """From the state that they share: the prompt's last row."""
+    made = speculative("head", 3)
+    made.submit(Request(asked()[0], Sampling(max_tokens=12, temperature=1.1, n=3, ignore_eos=True)))
+    while not made.stats().answer_tokens:
+        made.step()
+    made.step()
+    assert (made.stats().draft_runs, made.stats().drafted_tokens) == (3, 9)
+
+
 def test_cancelling_at_every_step_returns_every_block() -> None:
     text = asked()[1]
     for steps in range(10):
