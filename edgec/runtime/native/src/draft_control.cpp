@@ -55,33 +55,40 @@ double DraftControl::seconds(int rows) const {
   return std::max(mean_y + slope * (rows - mean_x), 0.1 * mean_y);
 }
 
+DraftControl::Choice DraftControl::best(DraftSource source, int proposing, int decoding) const {
+  const Source& s = sources_[static_cast<size_t>(source)];
+  const double plain = seconds(decoding);
+  const double draft = source != DraftSource::kHead ? 0.0 : draft_seconds_ > 0.0 ? draft_seconds_ : kDraftShare * plain;
+  double expected = 1.0, run = 1.0;
+  Choice best = {0, kMargin * decoding / plain};
+  for (int gamma = 1; gamma <= kMostDrafts; ++gamma) {
+    run *= s.alpha[gamma - 1];
+    expected += run;
+    const double tokens = decoding - proposing + proposing * expected;
+    const double rate = tokens / (seconds(decoding + proposing * gamma) + gamma * draft);
+    if (rate > best.rate) best = {gamma, rate};
+  }
+  return best;
+}
+
+bool DraftControl::prefers(DraftSource first, DraftSource second) const {
+  return weight_ == 0.0 || best(first, 1, 1).rate > best(second, 1, 1).rate;
+}
+
 int DraftControl::length(DraftSource source, int proposing, int decoding) {
   if (fixed_ > 0) return latest_ = fixed_;
   if (proposing == 0 || weight_ == 0.0) return latest_ = 0;  // a first step without tells what one costs
   Source& s = sources_[static_cast<size_t>(source)];
-  const double plain = seconds(decoding);
-  const double draft = source != DraftSource::kHead ? 0.0 : draft_seconds_ > 0.0 ? draft_seconds_ : kDraftShare * plain;
-  double expected = 1.0, run = 1.0, best_rate = kMargin * decoding / plain;
-  int best = 0;
-  for (int gamma = 1; gamma <= kMostDrafts; ++gamma) {
-    run *= s.alpha[gamma - 1];
-    expected += run;
-    const double rate =
-        (decoding - proposing + proposing * expected) / (seconds(decoding + proposing * gamma) + gamma * draft);
-    if (rate > best_rate) {
-      best_rate = rate;
-      best = gamma;
-    }
-  }
-  if (best > 0) {
+  int length = best(source, proposing, decoding).length;
+  if (length > 0) {
     s.backoff = kFirstRest;
     s.countdown = kFirstRest;
   } else if (--s.countdown < 0) {
     s.backoff = std::min(2 * s.backoff, kLongestRest);
     s.countdown = s.backoff;
-    best = kTrial;
+    length = kTrial;
   }
-  return latest_ = best;
+  return latest_ = length;
 }
 
 }  // namespace edgec

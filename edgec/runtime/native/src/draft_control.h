@@ -26,6 +26,8 @@ class DraftControl {
   // Proposals for each sequence of one source in the coming step, in which `decoding` sequences take part and
   // `proposing` of them could propose.
   int length(DraftSource source, int proposing, int decoding);
+  // Whether the first source's proposals promise more than the second's, for one sequence that decodes alone.
+  bool prefers(DraftSource first, DraftSource second) const;
   int latest() const { return latest_; }  // what `length` gave last, for people
 
   void drafted(int steps, double seconds);  // by the head, for all sequences together
@@ -43,7 +45,13 @@ class DraftControl {
     explicit Source(double first);
   };
 
+  struct Choice {
+    int length;
+    double rate;  // tokens a second
+  };
+
   double seconds(int rows) const;
+  Choice best(DraftSource source, int proposing, int decoding) const;
 
   int fixed_;
   int latest_ = 0;

@@ -30,6 +30,7 @@ void Engine::propose() {
   {
     std::lock_guard<std::mutex> lock(mutex_);
     int decoding = 0, from[kDraftSources] = {};
+    const bool head_first = control_.prefers(DraftSource::kHead, DraftSource::kShortMatch);
     for (const auto& [id, request] : requests_) {
       for (const std::unique_ptr<Answer>& answer : request->answers) {
         const Sequence* sequence = answer->finished ? nullptr : scheduler_->find(answer->id());
@@ -39,7 +40,9 @@ void Engine::propose() {
         if (!may_speculate(*request)) continue;
         NgramMatch match;
         if (config_.ngram_drafts) match = find_ngram(sequence->tokens, kLeastMatch, kMostMatch, kMatchWindow);
-        if (match.length == 0 && !(config_.head_drafts && answer->hidden_of == sequence->tokens.size())) continue;
+        const bool head = config_.head_drafts && answer->hidden_of == sequence->tokens.size();
+        if (match.length > 0 && match.length < kLongMatch && head && head_first) match = {};
+        if (match.length == 0 && !head) continue;
         answer->source = match.length == 0            ? DraftSource::kHead
                          : match.length >= kLongMatch ? DraftSource::kLongMatch
                                                       : DraftSource::kShortMatch;

@@ -420,6 +420,22 @@ TEST(draft_control_stops_what_does_not_pay_and_tries_again) {
   CHECK_EQ(fixed.length(DraftSource::kHead, 8, 8), 5);
 }
 
+TEST(draft_control_prefers_who_is_kept_more_often) {
+  DraftControl control(0);
+  control.stepped(1, 1.0);
+  control.drafted(1, 0.05);
+  for (int i = 0; i < 40; ++i) {
+    control.verified(DraftSource::kHead, 4, i % 4);
+    control.verified(DraftSource::kShortMatch, 4, 0);
+  }
+  CHECK(control.prefers(DraftSource::kHead, DraftSource::kShortMatch));
+  for (int i = 0; i < 200; ++i) {
+    control.verified(DraftSource::kHead, 4, 0);
+    control.verified(DraftSource::kShortMatch, 4, 4);
+  }
+  CHECK(!control.prefers(DraftSource::kHead, DraftSource::kShortMatch));
+}
+
 TEST(ngram_finds_the_longest_and_latest_ending) {
   const std::vector<int32_t> text = {1, 2, 3, 9, 2, 3, 7, 8, 2, 3};
   NgramMatch match = find_ngram(text, 2, 8, 100);
