@@ -13,6 +13,7 @@ import json
 import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, Literal
 
@@ -202,8 +203,21 @@ def _from_bundle(
 
 
 def head_of(config: LlamaConfig, draft: Draft) -> Head:
-    """A draft head in float32, its INT8 weights as scale · q."""
-    return unpack(config, DraftShape.from_dict(draft.shape), draft.tensors)
+    """A draft head in float32, its INT8 weights as scale · q.
+
+    Raises:
+        EdgecError: weights and sizes don't fit, or its vocabulary is no part of the model's.
+    """
+    head = unpack(config, DraftShape.from_dict(draft.shape), draft.tensors)
+    tokens = head.token_map.tolist()
+    if any(a >= b for a, b in pairwise([-1, *tokens, config.vocab_size])):
+        raise SourceError(
+            f"the draft head's vocabulary (draft.token_map) is not ascending within the {config.vocab_size} tokens "
+            "of the model",
+            hint="build the bundle again",
+            reason=Reason.BAD_CHECKPOINT,
+        )
+    return head
 
 
 def _loaded(module: torch.nn.Module, tokenizer: ReferenceTokenizer | None, name: str, origin: str) -> Loaded:
