@@ -45,7 +45,7 @@ class DraftHeadOptions(Options):
     widths: tuple[int, ...] = Field((1024, 1024), min_length=1, description="inner widths of its blocks, in order")
     vocabulary: int = Field(4096, description="tokens that it can propose: the most frequent ones")
     max_share: float = Field(0.08, gt=0, le=1, description="the greatest share of the model's bytes that it may take")
-    tokens: int = Field(98_304, ge=1024, description="tokens that the model writes for it to learn from")
+    tokens: int = Field(131_072, ge=1024, description="tokens that the model writes for it to learn from")
     rows: int = Field(128, ge=4, description="texts that the model writes side by side")
     length: int = Field(256, ge=32, description="tokens of such a text's row, of several prompts and answers")
     longest: int = Field(200, ge=1, description="tokens of an answer, at most")
@@ -53,13 +53,13 @@ class DraftHeadOptions(Options):
     texts: tuple[TextOptions, ...] = Field((), description="texts to go on with, from anywhere in them")
     held_out: int = Field(40, ge=4, description="rows of held-out prompts that acceptance is measured on")
     epochs: int = Field(4, ge=1, description="passes over what was written")
-    lr: float = Field(1e-3, gt=0, description="the greatest learning rate")
+    lr: float = Field(2e-3, gt=0, description="the greatest learning rate")
     unroll: int = Field(3, ge=1, le=8, description="drafts of a run that are trained")
     feature: float = Field(
         0.0, ge=0, description="weight of guessing the model's next hidden states, too, as EAGLE does"
     )
     window: int = Field(128, ge=16, description="tokens of a piece in training; at most `length`")
-    batch: int = Field(4, ge=1, description="pieces of a training step")
+    batch: int = Field(8, ge=1, description="pieces of a training step")
     precision: Literal["auto", "float32", "bfloat16"] = Field(
         "auto", description="of writing and training; auto is bfloat16 where the processor multiplies it natively"
     )
