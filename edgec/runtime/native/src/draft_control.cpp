@@ -72,6 +72,7 @@ DraftControl::Choice DraftControl::best(DraftSource source, int proposing, int d
 }
 
 bool DraftControl::prefers(DraftSource first, DraftSource second) const {
+  if (fixed_ > 0) return false;  // what is fixed follows no clock
   return weight_ == 0.0 || best(first, 1, 1).rate > best(second, 1, 1).rate;
 }
 

@@ -26,7 +26,8 @@ class DraftControl {
   // Proposals for each sequence of one source in the coming step, in which `decoding` sequences take part and
   // `proposing` of them could propose.
   int length(DraftSource source, int proposing, int decoding);
-  // Whether the first source's proposals promise more than the second's, for one sequence that decodes alone.
+  // Whether the first source's proposals promise more than the second's, for one sequence that decodes alone; never
+  // when the length is fixed.
   bool prefers(DraftSource first, DraftSource second) const;
   int latest() const { return latest_; }  // what `length` gave last, for people
 

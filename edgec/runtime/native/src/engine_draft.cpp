@@ -38,6 +38,7 @@ void Engine::propose() {
         if (sequence == nullptr || sequence->state != Sequence::State::kRunning || sequence->pending() != 1) continue;
         decoding += 1;
         if (!may_speculate(*request)) continue;
+        if (request->params.n > 1 && !request->forked) continue;  // the row gives n sequences their first token
         NgramMatch match;
         if (config_.ngram_drafts) match = find_ngram(sequence->tokens, kLeastMatch, kMostMatch, kMatchWindow);
         const bool head = config_.head_drafts && answer->hidden_of == sequence->tokens.size();
