@@ -111,13 +111,10 @@ def main() -> int:
     folder = native_folder(arguments.bundle)
     weights = read_native(folder)
     target, _ = dequantised(weights.config, weights.state, str(folder))
-    own = {n: t for n, t in weights.state.items() if not n.startswith("draft.")}
-    model_bytes = sum(t.numel() * t.element_size() for t in own.values())
+    model_bytes = sum(t.numel() * t.element_size() for t in weights.state.values())
     heads = {str(path): Draft.load(path) for path in arguments.head}
-    manifest = json.loads((folder / "manifest.json").read_bytes())
-    if "draft" in manifest:
-        tensors = {n: t for n, t in weights.state.items() if n.startswith("draft.")}
-        heads = {str(arguments.bundle): Draft(manifest["draft"], tensors)} | heads
+    if weights.draft is not None:
+        heads = {str(arguments.bundle): weights.draft} | heads
     if not heads:
         print(f"{arguments.bundle} has no draft head", file=sys.stderr)
         return 2
