@@ -12,12 +12,16 @@ import torch
 from edgec.passes.quantize_weights import quantize_rows
 from safetensors.torch import load_file, save_file
 
+from edgec.architectures.draft_head import RecurrentHead
 from edgec.architectures.rope import inverse_frequencies
 from edgec.errors import EdgecError, SourceError, UsageError
 from edgec.recipe import load_recipe
+from edgec.reference.backend import ReferenceBackend
 from edgec.reference.load import load
 from edgec.reference.native_weights import read_native
+from edgec.reference.options import ReferenceOptions
 from edgec.report.document import StageRecord
+from edgec.runtime.sampling import Sampling
 from edgec.store import Store
 from tests.reference.checkpoints import CONFIG, END, write_huggingface, write_recipe
 from tests.tiny_bundle import write_tiny_bundle
@@ -118,6 +122,21 @@ def test_a_bundle_without_a_recipe_gives_its_native_weights(tmp_path: Path) -> N
     assert name in loaded.quantised and "it holds no recipe" in notes[0]
     with pytest.raises(SourceError, match="INT8 weights only"):
         load(folder, weights="float", store=Store(tmp_path / "store"))
+
+
+def test_a_draft_head_comes_with_the_weights_that_it_was_trained_on(tmp_path: Path) -> None:
+    """And the backend that serves them drafts with it."""
+    folder = write_tiny_bundle(tmp_path / "out", draft=True)
+    loaded = load(folder, weights="int8", store=Store(tmp_path / "store"))
+    tensors = load_file(folder / "bundle/native/model.safetensors")
+    assert isinstance(loaded.draft, RecurrentHead)
+    wanted = tensors["draft.blocks.1.gate_proj.weight"].float() * tensors["draft.blocks.1.gate_proj.scale"][:, None]
+    assert torch.equal(loaded.draft.state_dict()["blocks.1.gate_proj.weight"], wanted)
+    assert torch.equal(loaded.draft.token_map, tensors["draft.token_map"])
+    assert load(write_tiny_bundle(tmp_path / "plain"), weights="int8", store=Store(tmp_path / "store")).draft is None
+    engine = ReferenceBackend(loaded, ReferenceOptions(blocks=32, speculation="head", draft_length=2)).engine
+    engine.answer([[5, 6, 7]], Sampling(max_tokens=8, ignore_eos=True))
+    assert engine.stats().drafted_tokens > 0
 
 
 @pytest.mark.parametrize(
