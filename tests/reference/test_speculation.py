@@ -19,7 +19,7 @@ from edgec.architectures.llama import Llama, LlamaConfig
 from edgec.architectures.rope import inverse_frequencies
 from edgec.reference import uses
 from edgec.reference.engine import ReferenceEngine
-from edgec.reference.load import dequantised, head_of
+from edgec.reference.load import dequantised, head_of, load
 from edgec.reference.native_weights import read_native
 from edgec.reference.options import ReferenceOptions
 from edgec.reference.philox import ACCEPT, RESIDUAL, uniform
@@ -32,6 +32,7 @@ from edgec.runtime.events import Answer as Collected
 from edgec.runtime.events import Request
 from edgec.runtime.failures import EngineError
 from edgec.runtime.sampling import Sampling
+from edgec.runtime.speculative import PROMPTS
 from tests import tiny_bundle
 from tests.reference.tiny import CONFIG, prompts
 from tests.tiny_bundle import write_tiny_bundle
@@ -591,3 +592,24 @@ def test_the_same_seed_gives_the_native_engines_tokens(bundle: Path, who: str, l
     assert (own.draft_reached, own.draft_kept) == (theirs.draft_reached, theirs.draft_kept)
     assert (own.drafted_tokens, own.draft_runs) == (theirs.drafted_tokens, theirs.draft_runs)
     assert 0 < sum(own.draft_kept) < own.drafted_tokens
+
+
+@pytest.mark.slow
+@pytest.mark.network
+@pytest.mark.parametrize("numbers", ["float", "int8"])
+def test_smollm2_says_the_same_at_temperature_0(numbers: str) -> None:
+    """Prose, code, Korean, what repeats itself, and what ends inside a word, in one batch."""
+    loaded = load(Path(__file__).parent.parent.parent / "recipes/smollm2-135m.yaml", weights="int8")
+    assert loaded.tokenizer is not None
+    texts = [text for name, _, text in PROMPTS if name in ("code", "prose", "Korean", "JSON")]
+    asked = [loaded.tokenizer.encode(text) for text in [*texts, "one two three four " * 40 + "one two"]]
+    given = []
+    for who in ("off", "ngram"):
+        options = ReferenceOptions(
+            kv=numbers, activations=numbers, context=512, max_batch=8, blocks=200, speculation=who, draft_length=5
+        )
+        made = ReferenceEngine(loaded.model, None, options, quantised=loaded.quantised)
+        given.append([a.tokens for [a] in made.answer(asked, Sampling(max_tokens=16, ignore_eos=True))])
+        made.check()
+        assert (sum(made.stats().draft_kept) > 10) == (who == "ngram")
+    assert given[0] == given[1]
