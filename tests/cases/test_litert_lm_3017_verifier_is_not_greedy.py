@@ -20,7 +20,8 @@ from tests.tiny_bundle import write_tiny_bundle
 
 pytestmark = pytest.mark.slow  # the core has to be compiled
 
-PROMPT = [40 + i % 3 for i in range(30)]  # its ending has been there before, so n-grams propose at once
+# Answers mostly go on with one of the prompt's three tokens, so their endings have been there before.
+PROMPT, LOOP = [40 + i * i % 7 % 3 for i in range(60)], {40: 5.0, 41: 5.0, 42: 5.0}
 DRAWS, MOST = 2000, 4.5
 
 
@@ -29,11 +30,11 @@ def thirds(bundle: Path, who: Speculation, **options: object) -> Counter[object]
     counts: Counter[object] = Counter()
     with open_engine(bundle, who, 3 if who is not Speculation.OFF else 0) as engine:
         for first in range(0, DRAWS, 8):
-            sampling = Sampling(max_tokens=3, temperature=1.5, top_k=6, n=8, seed=first, ignore_eos=True)
+            sampling = Sampling(max_tokens=3, temperature=1.5, top_k=6, n=8, seed=first, logit_bias=LOOP)
             sampling = Sampling(**{**vars(sampling), "speculate": who is not Speculation.OFF, **options})
             [answers] = engine.answer([PROMPT], sampling)
             counts.update(answer.tokens[2] for answer in answers)
-        assert (engine.stats().drafted_tokens > 0) == (who is not Speculation.OFF)
+        assert (engine.stats().drafted_tokens > DRAWS / 4) == (who is not Speculation.OFF)
     return counts
 
 
@@ -52,7 +53,7 @@ def apart(a: Counter[object], b: Counter[object]) -> float:
 def test_what_is_drawn_is_distributed_as_without(tmp_path: Path, who: Speculation) -> None:
     bundle = write_tiny_bundle(tmp_path, draft=True)
     plain = thirds(bundle, Speculation.OFF)
-    assert len(plain) > 10
+    assert len(plain) > 6
     assert apart(thirds(bundle, who), plain) < MOST
 
 
@@ -60,7 +61,7 @@ def test_a_greedy_verifier_would_be_noticed(tmp_path: Path) -> None:
     bundle = write_tiny_bundle(tmp_path, draft=True)
     plain = thirds(bundle, Speculation.OFF)
     with open_engine(bundle) as engine:
-        [said] = ask(engine, [PROMPT], Sampling(max_tokens=3, ignore_eos=True))
+        [said] = ask(engine, [PROMPT], Sampling(max_tokens=3, logit_bias=LOOP))
     greedy = Counter({said[2][0]: DRAWS})
     assert apart(greedy, plain) > 10 * MOST
     # Also when only one answer in five is greedy.
