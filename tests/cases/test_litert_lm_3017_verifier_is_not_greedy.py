@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -22,23 +23,27 @@ pytestmark = pytest.mark.slow  # the core has to be compiled
 
 # Answers mostly go on with one of the prompt's three tokens, so their endings have been there before.
 PROMPT, LOOP = [40 + i * i % 7 % 3 for i in range(60)], {40: 5.0, 41: 5.0, 42: 5.0}
+WARM = Sampling(max_tokens=3, temperature=1.5, top_k=6, logit_bias=LOOP, ignore_eos=True)
 DRAWS, MOST = 2000, 4.5
 
 
-def thirds(bundle: Path, who: Speculation, **options: object) -> Counter[object]:
-    """Third tokens of as many answers: the second and third come out of verified runs."""
-    counts: Counter[object] = Counter()
+def drawn(bundle: Path, who: Speculation, seed: int) -> list[list[int]]:
+    """Answers of three tokens: the second is verified, the third comes after a run."""
+    found: list[list[int]] = []
     with open_engine(bundle, who, 3 if who is not Speculation.OFF else 0) as engine:
-        for first in range(0, DRAWS, 8):
-            sampling = Sampling(max_tokens=3, temperature=1.5, top_k=6, n=8, seed=first, logit_bias=LOOP)
-            sampling = Sampling(**{**vars(sampling), "speculate": who is not Speculation.OFF, **options})
+        for group in range(DRAWS // 8):
+            sampling = replace(WARM, n=8, seed=10_000 * seed + group, speculate=who is not Speculation.OFF)
             [answers] = engine.answer([PROMPT], sampling)
-            counts.update(answer.tokens[2] for answer in answers)
+            found += [answer.tokens for answer in answers]
         assert (engine.stats().drafted_tokens > DRAWS / 4) == (who is not Speculation.OFF)
-    return counts
+    return found
 
 
-def apart(a: Counter[object], b: Counter[object]) -> float:
+def at(answers: list[list[int]], place: int) -> Counter[int]:
+    return Counter(tokens[place] for tokens in answers)
+
+
+def apart(a: Counter[int], b: Counter[int]) -> float:
     """χ² of two samples, in standard deviations above its mean; tokens that are rare in both count as one."""
     rare = [t for t in a | b if a[t] + b[t] < 20]
     cells = [(a[t], b[t]) for t in a | b if t not in rare]
@@ -52,18 +57,21 @@ def apart(a: Counter[object], b: Counter[object]) -> float:
 @pytest.mark.parametrize("who", WHO)
 def test_what_is_drawn_is_distributed_as_without(tmp_path: Path, who: Speculation) -> None:
     bundle = write_tiny_bundle(tmp_path, draft=True)
-    plain = thirds(bundle, Speculation.OFF)
-    assert len(plain) > 6
-    assert apart(thirds(bundle, who), plain) < MOST
+    plain, speculative = drawn(bundle, Speculation.OFF, 0), drawn(bundle, who, 1)
+    for place in (1, 2):
+        assert len(at(plain, place)) > 5
+        assert apart(at(speculative, place), at(plain, place)) < MOST
 
 
 def test_a_greedy_verifier_would_be_noticed(tmp_path: Path) -> None:
     bundle = write_tiny_bundle(tmp_path, draft=True)
-    plain = thirds(bundle, Speculation.OFF)
+    plain, again = drawn(bundle, Speculation.OFF, 0), drawn(bundle, Speculation.OFF, 1)
     with open_engine(bundle) as engine:
-        [said] = ask(engine, [PROMPT], Sampling(max_tokens=3, logit_bias=LOOP))
-    greedy = Counter({said[2][0]: DRAWS})
-    assert apart(greedy, plain) > 10 * MOST
-    # Also when only one answer in five is greedy.
-    mixed = Counter({t: int(0.8 * n) for t, n in plain.items()}) + Counter({said[2][0]: DRAWS // 5})
-    assert apart(mixed, thirds(bundle, Speculation.OFF, seed=1)) > MOST
+        [said] = ask(engine, [PROMPT], replace(WARM, temperature=0.0))
+    for place in (1, 2):
+        counts, greedy = at(plain, place), Counter({int(str(said[place][0])): DRAWS})
+        assert apart(counts, at(again, place)) < MOST
+        assert apart(greedy, counts) > 10 * MOST
+        # Also when only one answer in five is greedy.
+        mixed = Counter({t: int(0.8 * n) for t, n in counts.items()}) + Counter({t: n // 5 for t, n in greedy.items()})
+        assert apart(mixed, at(again, place)) > MOST
