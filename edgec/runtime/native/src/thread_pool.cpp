@@ -17,6 +17,7 @@ namespace {
 
 constexpr int kSpins = 4000;  // some 50 µs: longer than the serial part between two products of a small model
 constexpr uint64_t kPieceMask = 0xffff;
+constexpr uint32_t kShare = 4;  // an owner takes this part of what is left of its range at a time
 
 void relax() {
 #if defined(__x86_64__)
@@ -26,8 +27,11 @@ void relax() {
 #endif
 }
 
-uint32_t pieces_of(uint64_t ticket) { return static_cast<uint32_t>((ticket >> 16) & kPieceMask); }
-uint32_t next_of(uint64_t ticket) { return static_cast<uint32_t>(ticket & kPieceMask); }
+uint64_t range(uint32_t job, uint32_t next, uint32_t end) { return uint64_t{job} << 32 | uint64_t{end} << 16 | next; }
+uint32_t job_of(uint64_t word) { return static_cast<uint32_t>(word >> 32); }
+uint32_t end_of(uint64_t word) { return static_cast<uint32_t>((word >> 16) & kPieceMask); }
+uint32_t next_of(uint64_t word) { return static_cast<uint32_t>(word & kPieceMask); }
+bool empty(uint64_t word) { return next_of(word) >= end_of(word); }
 
 #if defined(__linux__)
 // A number from a file of the kernel, or 0.
@@ -65,7 +69,7 @@ int default_threads() {
   return count < 1 ? 1 : count > 8 ? 8 : count;
 }
 
-ThreadPool::ThreadPool(int threads) {
+ThreadPool::ThreadPool(int threads) : ranges_(static_cast<size_t>(threads)) {
   try {
     for (int i = 1; i < threads; ++i) workers_.emplace_back([this, i] { work(i); });
   } catch (const std::system_error&) {
@@ -91,12 +95,14 @@ ThreadPool::~ThreadPool() {
 void ThreadPool::run_shared(int pieces, Call call, const void* context) {
   if (pieces <= 0) return;
   if (pieces > static_cast<int>(kPieceMask) / 2) throw Error(EDGEC_INTERNAL, "too many pieces for one job");
-  // Nobody holds a piece of the last job any more, so what a piece needs may change; the ticket publishes it.
+  // Nobody holds a piece of the last job any more, so what a piece needs may change; the ranges publish it.
   call_.store(call, std::memory_order_relaxed);
   context_.store(context, std::memory_order_relaxed);
   done_.store(0, std::memory_order_relaxed);
-  const uint64_t job = (ticket_.load(std::memory_order_relaxed) >> 32) + 1;
-  ticket_.store(job << 32 | static_cast<uint64_t>(pieces) << 16, std::memory_order_seq_cst);
+  ++job_;
+  const uint32_t count = static_cast<uint32_t>(pieces), owners = static_cast<uint32_t>(ranges_.size());
+  for (uint32_t i = 0; i < owners; ++i)
+    ranges_[i].word.store(range(job_, count * i / owners, count * (i + 1) / owners), std::memory_order_seq_cst);
   if (sleepers_.load(std::memory_order_seq_cst) > 0) {
     std::lock_guard<std::mutex> lock(mutex_);
     wake_.notify_all();
@@ -112,21 +118,34 @@ void ThreadPool::run_shared(int pieces, Call call, const void* context) {
 }
 
 bool ThreadPool::help(int thread) {
-  uint64_t ticket = ticket_.load(std::memory_order_acquire);
-  uint32_t first, take;
-  do {
-    first = next_of(ticket);
-    if (first >= pieces_of(ticket)) return false;
-    // A share of what is left: few at the end, so that all end together; many at first, because each taking moves a
-    // cache line from core to core.
-    take = (pieces_of(ticket) - first) / (2 * static_cast<uint32_t>(threads()));
-    if (take < 1) take = 1;
-  } while (!ticket_.compare_exchange_weak(ticket, ticket + take, std::memory_order_acq_rel, std::memory_order_acquire));
-  const Call call = call_.load(std::memory_order_relaxed);
-  const void* context = context_.load(std::memory_order_relaxed);
-  for (uint32_t piece = first; piece < first + take; ++piece) call(context, static_cast<int>(piece), thread);
-  done_.fetch_add(static_cast<int32_t>(take), std::memory_order_release);
-  return true;
+  const size_t count = ranges_.size();
+  for (size_t i = 0; i < count; ++i) {
+    const bool own = i == 0;
+    std::atomic<uint64_t>& word = ranges_[(static_cast<size_t>(thread) + i) % count].word;
+    uint64_t seen = word.load(std::memory_order_acquire);
+    uint32_t first = 0, take = 0;
+    while (!empty(seen)) {
+      const uint32_t next = next_of(seen), end = end_of(seen);
+      take = own ? (end - next + kShare - 1) / kShare : 1;
+      first = own ? next : end - take;
+      const uint64_t rest = own ? range(job_of(seen), next + take, end) : range(job_of(seen), next, end - take);
+      if (word.compare_exchange_weak(seen, rest, std::memory_order_acq_rel, std::memory_order_acquire)) break;
+      take = 0;
+    }
+    if (take == 0) continue;
+    const Call call = call_.load(std::memory_order_relaxed);
+    const void* context = context_.load(std::memory_order_relaxed);
+    for (uint32_t piece = first; piece < first + take; ++piece) call(context, static_cast<int>(piece), thread);
+    done_.fetch_add(static_cast<int32_t>(take), std::memory_order_release);
+    return true;
+  }
+  return false;
+}
+
+bool ThreadPool::left() const {
+  for (const Range& range : ranges_)
+    if (!empty(range.word.load(std::memory_order_seq_cst))) return true;
+  return false;
 }
 
 void ThreadPool::work(int thread) {
@@ -137,10 +156,7 @@ void ThreadPool::work(int thread) {
     }
     std::unique_lock<std::mutex> lock(mutex_);
     sleepers_.fetch_add(1, std::memory_order_seq_cst);
-    wake_.wait(lock, [this] {
-      const uint64_t ticket = ticket_.load(std::memory_order_seq_cst);
-      return stop_ || next_of(ticket) < pieces_of(ticket);
-    });
+    wake_.wait(lock, [this] { return stop_ || left(); });
     sleepers_.fetch_sub(1, std::memory_order_seq_cst);
     if (stop_) return;
   }

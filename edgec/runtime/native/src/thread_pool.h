@@ -1,9 +1,10 @@
 // Worker threads for the inside of a step.
 //
-// Work is handed out in runs of pieces, shorter ones towards the end, to whoever asks: the caller works too, and waits
-// only for what someone has begun. So a worker that the system has taken off its core costs nothing but its help, which
-// is what makes two threads on a busy machine no slower than one. Between pieces workers spin for some tens of
-// microseconds (the time between two layers) and then sleep, so an idle engine uses no power.
+// Each thread has a range of pieces of its own, which it takes from the front, so that it reads memory in one stream;
+// who has no more takes from the end of another's. The caller works too, and waits only for what someone has begun. So
+// a worker that the system has taken off its core costs nothing but its help, which is what makes two threads on a busy
+// machine no slower than one. Between jobs workers spin for some tens of microseconds (the time between two layers) and
+// then sleep, so an idle engine uses no power.
 #ifndef EDGEC_THREAD_POOL_H
 #define EDGEC_THREAD_POOL_H
 
@@ -46,14 +47,19 @@ class ThreadPool {
  private:
   using Call = void (*)(const void* context, int piece, int thread);
 
+  // What is left of one thread's range, [next, end). One word, so that taking a piece and seeing which job it belongs
+  // to is one operation: job number (32 bits) | end (16) | next (16). A cache line of its own.
+  struct alignas(64) Range {
+    std::atomic<uint64_t> word{0};
+  };
+
   void run_shared(int pieces, Call call, const void* context);
-  bool help(int thread);  // run one piece of the current job, if there is one left
+  bool help(int thread);  // run some pieces of the current job, if there are any left
+  bool left() const;
   void work(int thread);
 
-  // One word, so that taking a piece and seeing which job it belongs to is one operation:
-  // job number (32 bits) | pieces (16) | next piece (16).
-  // Cache lines of their own: both are written by every thread.
-  alignas(64) std::atomic<uint64_t> ticket_{0};
+  std::vector<Range> ranges_;  // by thread
+  uint32_t job_ = 0;
   alignas(64) std::atomic<int32_t> done_{0};
   alignas(64) std::atomic<Call> call_{nullptr};
   std::atomic<const void*> context_{nullptr};
