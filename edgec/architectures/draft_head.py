@@ -30,7 +30,7 @@ from torch.nn import functional
 
 from edgec.architectures.llama import MLP, Attention, LlamaConfig, RMSNorm
 from edgec.architectures.rope import tables
-from edgec.errors import ConversionError, Reason
+from edgec.errors import ConversionError, Reason, SourceError
 
 Design = Literal["recurrent", "attentive"]
 ROUND_TO = 32  # widths and draft vocabularies are multiples of this: the engine's group of activations
@@ -198,7 +198,17 @@ Head = RecurrentHead | AttentiveHead
 
 
 def build(config: LlamaConfig, shape: DraftShape) -> Head:
-    """A head with random weights, whose blocks change nothing yet: layers that add to the state start at zero."""
+    """A head with random weights, whose blocks change nothing yet: layers that add to the state start at zero.
+
+    Raises:
+        SourceError: no such design.
+    """
+    if shape.design not in ("recurrent", "attentive"):
+        raise SourceError(
+            f"a draft head of design `{shape.design}`; this edgec knows `recurrent` and `attentive`",
+            hint="use the edgec that built the bundle",
+            reason=Reason.BAD_CHECKPOINT,
+        )
     head = RecurrentHead(config, shape) if shape.design == "recurrent" else AttentiveHead(config, shape)
     for name, layer in head.named_modules():
         if isinstance(layer, nn.Linear):

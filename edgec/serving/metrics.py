@@ -79,6 +79,10 @@ class _Engine(Collector):
         step.add_metric(["0.5"], stats.step_p50_ms / 1e3)
         step.add_metric(["0.99"], stats.step_p99_ms / 1e3)
         yield step
+        drafts = CounterMetricFamily("edgec_drafts", "Proposed tokens that passes verified.", labels=["outcome"])
+        drafts.add_metric(["kept"], sum(stats.draft_kept))
+        drafts.add_metric(["rejected"], stats.drafted_tokens - sum(stats.draft_kept))
+        yield drafts
         for name in (
             *("steps", "retries", "failures", "preemptions", "requests_finished", "requests_cancelled"),
             *("prompt_tokens", "cached_tokens", "answer_tokens", "computed_tokens", "recomputed_tokens"),

@@ -97,6 +97,7 @@ def test_metrics_count_what_happened(client: TestClient) -> None:
     assert values["edgec_time_between_tokens_seconds_count"] == 4
     assert values["edgec_requests_finished_total"] == 1 and values["edgec_answer_tokens_total"] == 5
     assert values['edgec_kv_blocks{state="free"}'] == 64
+    assert values['edgec_drafts_total{outcome="kept"}'] == 0
     assert "hello" not in text and "made" not in text
 
 
