@@ -16,6 +16,8 @@ FAILURES = {
     "run": ["run", "none", "hello"],
     "bench": ["bench", "none"],
     "serve": ["serve", "none", "--port", "0"],
+    "reference": ["reference", "none", "--port", "0"],
+    "validate": ["validate", "none"],
     "simulate": ["simulate", "none.jsonl"],
     "inspect": ["inspect", "none.onnx"],
     "diff": ["diff", "none.onnx", "none.tflite"],

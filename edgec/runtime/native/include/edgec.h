@@ -80,8 +80,7 @@ enum {
   EDGEC_SPECULATION_OFF = 1,
   EDGEC_SPECULATION_HEAD = 2,  /* refused when the bundle has no draft head */
   EDGEC_SPECULATION_NGRAM = 3, /* what followed the last time that the text ended as it ends now */
-  EDGEC_SPECULATION_BOTH =
-      4 /* n-grams where a long one is found, else what has proved better; refused without a head */
+  EDGEC_SPECULATION_BOTH = 4   /* long n-grams first, else what has proved better; refused without a head */
 };
 
 /* Zero means "the default", or "the bundle's own value", for every field but those that say otherwise. */

@@ -26,7 +26,8 @@ struct Heard {
   bool operator==(const Heard& other) const {
     return tokens == other.tokens && text == other.text && finish == other.finish &&
            logprobs.size() == other.logprobs.size() &&
-           std::memcmp(logprobs.data(), other.logprobs.data(), sizeof(float) * logprobs.size()) == 0;
+           (logprobs.empty() ||
+            std::memcmp(logprobs.data(), other.logprobs.data(), sizeof(float) * logprobs.size()) == 0);
   }
 };
 
