@@ -1,8 +1,8 @@
 // Before a step: which sequences propose tokens, how many, and which.
 #include <algorithm>
-#include <chrono>
 #include <cstring>
 
+#include "clock.h"
 #include "engine.h"
 #include "ngram.h"
 
@@ -12,8 +12,6 @@ namespace {
 // An ending of two tokens is often found again by chance; of four rarely.
 constexpr int32_t kLeastMatch = 2, kLongMatch = 4, kMostMatch = 8;
 constexpr int32_t kMatchWindow = 4096;  // tokens looked through, some microseconds
-
-double now() { return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count(); }
 
 }  // namespace
 

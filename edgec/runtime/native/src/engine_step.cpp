@@ -3,6 +3,7 @@
 #include <chrono>
 #include <thread>
 
+#include "clock.h"
 #include "engine.h"
 #include "status.h"
 
@@ -10,8 +11,6 @@ namespace edgec {
 namespace {
 
 constexpr size_t kRecentSteps = 256;
-
-double now() { return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count(); }
 
 }  // namespace
 
