@@ -13,13 +13,11 @@ from edgec.reference.engine import ReferenceEngine
 from edgec.reference.load import Loaded
 from edgec.reference.options import ReferenceOptions
 from edgec.runtime.chat import Message
-from edgec.runtime.driver import Deliver, Driver
-from edgec.runtime.events import Request
-from edgec.runtime.stats import Stats
+from edgec.runtime.driver import Driven, Driver
 from edgec.serving.backend import Backend, ModelInfo
 
 
-class ReferenceBackend:
+class ReferenceBackend(Driven):
     """Implements `edgec.serving.backend.Backend`."""
 
     def __init__(self, loaded: Loaded, options: ReferenceOptions, name: str | None = None) -> None:
@@ -90,20 +88,6 @@ class ReferenceBackend:
 
     def chat(self, messages: Sequence[Message]) -> list[int]:
         return self._tokenizer.chat.tokens(messages)
-
-    def submit(self, request: Request, deliver: Deliver) -> int:
-        return self._driver.submit(request, deliver)
-
-    def cancel(self, number: int) -> None:
-        self._driver.cancel(number)
-
-    @property
-    def stats(self) -> Stats:
-        return self._driver.stats
-
-    @property
-    def failure(self) -> str | None:
-        return self._driver.failure
 
 
 def _is_a_backend(backend: ReferenceBackend) -> Backend:

@@ -6,15 +6,13 @@ from collections.abc import Sequence
 from functools import lru_cache
 
 from edgec.runtime.chat import Chat, Message
-from edgec.runtime.driver import Deliver, Driver
+from edgec.runtime.driver import Driven, Driver
 from edgec.runtime.engine import Engine
-from edgec.runtime.events import Request
 from edgec.runtime.locate import MANIFEST, bundle_name
-from edgec.runtime.stats import Stats
 from edgec.serving.backend import Backend, ModelInfo
 
 
-class NativeBackend:
+class NativeBackend(Driven):
     """Implements `edgec.serving.backend.Backend`; takes over the engine and closes it."""
 
     def __init__(self, engine: Engine, name: str | None = None) -> None:
@@ -49,20 +47,6 @@ class NativeBackend:
 
     def chat(self, messages: Sequence[Message]) -> list[int]:
         return self._chat.tokens(messages)
-
-    def submit(self, request: Request, deliver: Deliver) -> int:
-        return self._driver.submit(request, deliver)
-
-    def cancel(self, number: int) -> None:
-        self._driver.cancel(number)
-
-    @property
-    def stats(self) -> Stats:
-        return self._driver.stats
-
-    @property
-    def failure(self) -> str | None:
-        return self._driver.failure
 
     def _token_bytes(self, token: int) -> bytes:
         return self._engine.decode_bytes([token])

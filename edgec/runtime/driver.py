@@ -149,6 +149,26 @@ class Driver:
             )
 
 
+class Driven:
+    """The part of a server's backend (`edgec.serving.backend.Backend`) that is its driver's."""
+
+    _driver: Driver
+
+    def submit(self, request: Request, deliver: Deliver) -> int:
+        return self._driver.submit(request, deliver)
+
+    def cancel(self, number: int) -> None:
+        self._driver.cancel(number)
+
+    @property
+    def stats(self) -> Stats:
+        return self._driver.stats
+
+    @property
+    def failure(self) -> str | None:
+        return self._driver.failure
+
+
 class _Waiting:
     def __init__(self, deliver: Deliver, n: int) -> None:
         self.deliver = deliver
