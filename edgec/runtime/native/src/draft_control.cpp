@@ -12,6 +12,7 @@ constexpr double kDraftShare = 0.08;  // of a pass that one proposal costs, unti
 constexpr double kMargin = 1.02;      // what it has to gain, so that noise doesn't switch it on
 constexpr int32_t kFirstRest = 32, kLongestRest = 512;  // steps between trials
 constexpr int kTrial = 3;
+constexpr int64_t kStale = 256;  // steps after which a measured time says nothing of now: clocks and neighbours change
 
 void blend(double* value, double newest) {
   // A step that the system interrupted says little: it counts as at most twice the usual.
@@ -25,17 +26,29 @@ DraftControl::Source::Source(double first) : backoff(kFirstRest) {
   seen.fill(2);  // the first guess counts as two outcomes
 }
 
+DraftControl::DraftControl(int fixed) : fixed_(fixed), row_share_(kRowShare) {}
+
 void DraftControl::drafted(int steps, double seconds) {
   if (steps > 0) blend(&draft_seconds_, seconds / steps);
 }
 
 void DraftControl::stepped(int rows, double seconds) {
-  if (rows <= kMostRows) blend(&step_seconds_[rows], seconds);
+  ++steps_;
+  if (rows <= kMostRows) {
+    if (steps_ - step_measured_[rows] > kStale) step_seconds_[rows] = 0.0;
+    blend(&step_seconds_[rows], seconds);
+    step_measured_[rows] = steps_;
+  }
   weight_ = kForget * weight_ + 1.0;
   x_ = kForget * x_ + rows;
   y_ = kForget * y_ + seconds;
   xx_ = kForget * xx_ + static_cast<double>(rows) * rows;
   xy_ = kForget * xy_ + rows * seconds;
+  const double spread = weight_ * xx_ - x_ * x_;
+  if (spread <= 0.05 * weight_ * weight_) return;  // the steps were too much alike
+  const double slope = std::max(0.0, (weight_ * xy_ - x_ * y_) / spread);
+  const double one = (y_ - slope * (x_ - weight_)) / weight_;
+  if (one > 0.0) row_share_ = slope / one;
 }
 
 void DraftControl::verified(DraftSource source, int proposed, int kept) {
@@ -47,11 +60,11 @@ void DraftControl::verified(DraftSource source, int proposed, int kept) {
 }
 
 double DraftControl::seconds(int rows) const {
-  if (rows <= kMostRows && step_seconds_[rows] > 0.0) return step_seconds_[rows];
-  const double spread = weight_ * xx_ - x_ * x_;
+  if (rows <= kMostRows && step_seconds_[rows] > 0.0 && steps_ - step_measured_[rows] <= kStale) {
+    return step_seconds_[rows];
+  }
   const double mean_x = x_ / weight_, mean_y = y_ / weight_;
-  double slope = kRowShare * mean_y / (1.0 + kRowShare * (mean_x - 1.0));
-  if (spread > 0.05 * weight_ * weight_) slope = std::max(0.0, (weight_ * xy_ - x_ * y_) / spread);
+  const double slope = row_share_ * mean_y / (1.0 + row_share_ * (mean_x - 1.0));
   return std::max(mean_y + slope * (rows - mean_x), 0.1 * mean_y);
 }
 
@@ -65,7 +78,9 @@ DraftControl::Choice DraftControl::best(DraftSource source, int proposing, int d
     run *= s.alpha[gamma - 1];
     expected += run;
     const double tokens = decoding - proposing + proposing * expected;
-    const double rate = tokens / (seconds(decoding + proposing * gamma) + gamma * draft);
+    // More rows are never faster: where it was measured so, the smaller pass was disturbed.
+    const double pass = std::max(seconds(decoding + proposing * gamma), plain);
+    const double rate = tokens / (pass + gamma * draft);
     if (rate > best.rate) best = {gamma, rate};
   }
   return best;

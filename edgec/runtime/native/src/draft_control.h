@@ -21,7 +21,7 @@ constexpr int kDraftSources = 3;
 class DraftControl {
  public:
   // `fixed`: always propose so many; 0: as many as pays.
-  explicit DraftControl(int fixed) : fixed_(fixed) {}
+  explicit DraftControl(int fixed);
 
   // Proposals for each sequence of one source in the coming step, in which `decoding` sequences take part and
   // `proposing` of them could propose.
@@ -57,9 +57,12 @@ class DraftControl {
   int fixed_;
   int latest_ = 0;
   std::array<Source, kDraftSources> sources_{Source(0.7), Source(0.5), Source(0.8)};
-  std::array<double, kMostRows + 1> step_seconds_{};  // by rows; 0: never seen
-  // Sums of a line through recent steps, t = a + b · rows, for rows that weren't seen.
+  std::array<double, kMostRows + 1> step_seconds_{};    // by rows; 0: never seen
+  std::array<int64_t, kMostRows + 1> step_measured_{};  // by rows: the step that was
+  int64_t steps_ = 0;
+  // Sums of a line through recent steps, t = a + b · rows, for rows that weren't seen lately.
   double weight_ = 0, x_ = 0, y_ = 0, xx_ = 0, xy_ = 0;
+  double row_share_;          // of a pass with one row that another one costs, as the line last said
   double draft_seconds_ = 0;  // of one proposal for all
 };
 
