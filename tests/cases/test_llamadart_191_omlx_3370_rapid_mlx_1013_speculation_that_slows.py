@@ -58,7 +58,9 @@ def lengths(folder: Path, alpha: float, row: float, draft: float, first: float =
         sources = [str(folder / "device.cpp"), str(NATIVE / "src/draft_control.cpp")]
         includes = [f"-I{NATIVE / 'include'}", f"-I{NATIVE / 'src'}"]
         subprocess.run([compiler, "-std=c++17", "-O1", *includes, *sources, "-o", str(program)], check=True)
-    done = subprocess.run([program, str(alpha), str(row), str(draft), str(first)], capture_output=True, text=True, check=True)
+    done = subprocess.run(
+        [program, str(alpha), str(row), str(draft), str(first)], capture_output=True, text=True, check=True
+    )
     return [int(line) for line in done.stdout.split()], float(done.stderr)
 
 
