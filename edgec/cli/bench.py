@@ -11,6 +11,7 @@ from edgec.cli.engine_options import (
     BundleArgument,
     ContextOption,
     DraftLengthOption,
+    DraftWidthOption,
     KernelOption,
     KvOption,
     MemoryOption,
@@ -41,6 +42,7 @@ def bench(
     context: ContextOption = 0,
     speculation: SpeculationOption = "auto",
     draft_length: DraftLengthOption = 0,
+    draft_width: DraftWidthOption = 0,
     block_size: BlockOption = 0,
     speculative: Annotated[
         bool,
@@ -71,8 +73,9 @@ def bench(
         kv=kv,
         memory=memory,
         context=context,
-        speculation=speculation,
+        speculation=speculation if speculative or speculation != "auto" else "off",
         draft_length=draft_length,
+        draft_width=draft_width,
         block_size=block_size,
         max_batch=min(64, max(sizes)),
         max_waiting=max(64, *sizes),
@@ -108,8 +111,9 @@ def _speculative(engine: Engine, batches: tuple[int, ...], temperature: float, d
         out.show(f"speed-up {report.ratio:.2f}× (median); acceptance by place: {alpha}")
         if report.predicted is not None:
             out.show(
-                f"{report.tokens_per_run:.2f} tokens a run of {report.mean_length:.1f} proposals, each at "
-                f"{format_percent(report.cost)} of a step: {report.predicted:.2f}× predicted; "
+                f"{report.tokens_per_run:.2f} tokens a run of {report.mean_rows:.1f} proposals for "
+                f"{report.mean_length:.1f} places, a place at {format_percent(report.cost)} of a step: "
+                f"{report.predicted:.2f}× predicted; "
                 f"{format_percent(report.wasted)} of the proposals thrown away"
             )
     out.document({"speculative": [report.to_dict() for report in reports]})

@@ -47,11 +47,21 @@ SpeculationOption = Annotated[
     typer.Option(
         "--speculation",
         help="Who proposes tokens that one pass then verifies, without loss: the bundle's draft head, n-grams of the "
-        "text itself, or n-grams first; auto: the head, when there is one.",
+        "text itself, or both; auto: n-grams, and the head when there is one.",
     ),
 ]
 DraftLengthOption = Annotated[
     int, typer.Option("--draft-length", min=0, max=8, help="Tokens to propose; 0: as many as pays.")
+]
+DraftWidthOption = Annotated[
+    int,
+    typer.Option(
+        "--draft-width",
+        min=0,
+        max=4,
+        help="The head's candidates for a place. 1: a chain, verified by rejection sampling; 2 to 4: a tree, which "
+        "changes no token; 0: what suits the request.",
+    ),
 ]
 BatchOption = Annotated[int, typer.Option("--max-batch", min=0, max=64, help="Sequences in a step; 0: the bundle's.")]
 

@@ -12,6 +12,7 @@ from edgec.cli.engine_options import (
     BundleArgument,
     ContextOption,
     DraftLengthOption,
+    DraftWidthOption,
     KernelOption,
     KvOption,
     MemoryOption,
@@ -107,6 +108,7 @@ def run(
     context: ContextOption = 0,
     speculation: SpeculationOption = "auto",
     draft_length: DraftLengthOption = 0,
+    draft_width: DraftWidthOption = 0,
     stats: Annotated[bool, typer.Option("--stats", help="Speed, and the four wastes, on stderr at the end.")] = False,
     json: JsonOption = False,
 ) -> None:
@@ -146,6 +148,7 @@ def run(
         context=context,
         speculation=speculation,
         draft_length=draft_length,
+        draft_width=draft_width,
     ) as engine:
         if text is None:
             from edgec.cli.conversation import converse

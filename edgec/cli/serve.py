@@ -11,6 +11,7 @@ from edgec.cli.engine_options import (
     BundleArgument,
     ContextOption,
     DraftLengthOption,
+    DraftWidthOption,
     KernelOption,
     KvOption,
     MemoryOption,
@@ -61,6 +62,7 @@ def serve(
     context: ContextOption = 0,
     speculation: SpeculationOption = "auto",
     draft_length: DraftLengthOption = 0,
+    draft_width: DraftWidthOption = 0,
     max_batch: BatchOption = 0,
     access_log: AccessLogOption = False,
 ) -> None:
@@ -91,6 +93,7 @@ def serve(
         context=context,
         speculation=speculation,
         draft_length=draft_length,
+        draft_width=draft_width,
         max_batch=max_batch,
         max_waiting=max_waiting,
         step_slo_ms=step_slo,

@@ -287,7 +287,7 @@ class ReferenceEngine:
                 if sequence.state is State.RUNNING
                 and sequence.pending == 1
                 and len(heirs(answer)) == 1
-                and may_speculate(answer.owner.request.sampling)
+                and may_speculate(answer.owner.request.sampling, head=self._drafter.wants_hidden)
             ]
         return self._drafter.propose(candidates)
 
@@ -482,6 +482,7 @@ class ReferenceEngine:
                 draft_reached=tuple(drafter.reached),
                 draft_kept=tuple(drafter.kept),
                 drafted_tokens=drafter.drafted,
+                draft_places=drafter.drafted,
                 draft_runs=drafter.runs,
                 draft_seconds=drafter.seconds,
                 draft_length=self.options.draft_length if drafter.active else 0,

@@ -10,7 +10,8 @@ z is a row of logits, float32; m the greatest of them.
     4. top-k: the k greatest z, of equal ones the lowest tokens
     5. top-p: in descending z, tokens before which less than top_p · Σ w has been seen (Holtzman et al., 2020)
     6. min-p: tokens with w ≥ min_p, as the greatest w is 1
-    7. the first token, in ascending order of *token*, at which Σ w > u · (Σ w over all that is kept), in float64
+    7. of all that is kept the token with the least E / w, in float64, E being its exponential noise at this position
+       (philox.py): t wins this race with probability w / Σ w; of equal ones the lowest token
 
 A row with a NaN or an infinity has no token (`None`): the model, or its input, is broken.
 
@@ -30,7 +31,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from edgec.reference.philox import ACCEPT, DRAFT, RESIDUAL, uniform
+from edgec.reference.philox import ACCEPT, DRAFT, RESIDUAL, noise, uniform
 from edgec.runtime.abi import Status
 from edgec.runtime.failures import EngineError
 from edgec.runtime.sampling import Sampling
@@ -82,11 +83,18 @@ def sample(
     tokens, weights = distribution(logits, sampling, history)
     if not len(tokens):
         return None  # a bias or a penalty has overflowed
-    return _report(draw(tokens, weights, uniform(seed, answer, position)), logits, sampling)
+    if sampling.temperature == 0:
+        return _report(int(tokens[0]), logits, sampling)
+    return _report(race(tokens, weights, seed=seed, answer=answer, position=position), logits, sampling)
+
+
+def race(tokens: NDArray[np.int64], weights: NDArray[np.float64], *, seed: int, answer: int, position: int) -> int:
+    """Step 7."""
+    return int(tokens[(noise(seed, answer, position, tokens) / weights).argmin()])
 
 
 def draw(tokens: NDArray[np.int64], weights: NDArray[np.float64], u: float) -> int:
-    """Step 7."""
+    """By inverse CDF in ascending order of token: a drafter's own tokens, and those that replace rejected ones."""
     sums = np.cumsum(weights)
     at = int(np.searchsorted(sums, u * sums[-1], side="right"))
     return int(tokens[min(at, len(tokens) - 1)])
@@ -110,16 +118,18 @@ class Proposal:
     Attributes:
         tokens: those that could have been drawn, ascending.
         weights: of each; not normalised.
+        sure: it was not drawn at all.
     """
 
     token: int
     tokens: NDArray[np.int64]
     weights: NDArray[np.float64]
+    sure: bool = False
 
     @staticmethod
     def certain(token: int) -> Proposal:
         """Of a drafter that could not have proposed another."""
-        return Proposal(token, np.array([token]), np.ones(1))
+        return Proposal(token, np.array([token]), np.ones(1), sure=True)
 
 
 def propose(
@@ -144,10 +154,11 @@ def verify(
 ) -> Sampled | None:
     """The token at `position`, where `proposal` was made: it is kept exactly when it is the token that comes out.
 
-    At temperature 0 that is the token which `sample` gives. Above, one that replaces the proposal never equals it: it
-    is rejected only where p(x) < q(x), and there max(0, p − q) is 0.
+    At temperature 0, and for a proposal that wasn't drawn, that is the token which `sample` gives: q(x) = 1 is kept
+    with probability p(x), and so is this. Else one that replaces the proposal never equals it: it is rejected only
+    where p(x) < q(x), and there max(0, p − q) is 0.
     """
-    if sampling.temperature == 0:
+    if sampling.temperature == 0 or proposal.sure:
         return sample(logits, sampling, history, seed=seed, answer=answer, position=position)
     if not np.isfinite(logits).all():
         return None

@@ -9,7 +9,7 @@ Proposals come from the text itself ("prompt lookup": Saxena, 2023), or from a d
 the hidden state from which the newest token was drawn. So prefix hits, forks and preemption need nothing of a drafter.
 
 What the native engine does and this one does not: γ is `draft_length` and doesn't follow what is measured, so
-speculation that doesn't pay stays on.
+speculation that doesn't pay stays on; and proposals are one chain, no tree.
 """
 
 from __future__ import annotations
@@ -32,15 +32,16 @@ LEAST_MATCH, MOST_MATCH = 2, 8  # tokens of an ending that are looked for: two a
 WINDOW = 4096  # tokens that are looked through
 
 
-def may_speculate(sampling: Sampling) -> bool:
-    """Whether a request is speculated on.
+def may_speculate(sampling: Sampling, *, head: bool = True) -> bool:
+    """Whether a request is speculated on, with a draft head or with n-grams alone.
 
-    Above temperature 0 the tokens, though not their distribution, depend on how many were proposed at a time, and so on
-    who shares the batch. A seed promises the same tokens again; then only `speculate=True` allows it.
+    N-grams change no token. What a head draws does above temperature 0 (not the tokens' distribution): they depend on
+    how many were proposed at a time, and so on who shares the batch. A seed promises the same tokens again; then only
+    `speculate=True` allows it.
     """
     if sampling.speculate is not None:
         return sampling.speculate
-    return sampling.temperature == 0 or sampling.seed is None
+    return sampling.temperature == 0 or sampling.seed is None or not head
 
 
 def find_ngram(

@@ -151,6 +151,7 @@ class EngineOptions(ctypes.Structure):
         ("user", c_void_p),
         ("speculation", c_int32),
         ("draft_length", c_int32),
+        ("draft_width", c_int32),
     )
 
 
@@ -267,6 +268,7 @@ class Stats(ctypes.Structure):
         ("draft_reached", c_uint64 * MOST_DRAFTS),
         ("draft_kept", c_uint64 * MOST_DRAFTS),
         ("drafted_tokens", c_uint64),
+        ("draft_places", c_uint64),
         ("draft_runs", c_uint64),
         ("draft_seconds", c_double),
         ("draft_length", c_int32),

@@ -68,9 +68,12 @@ class EngineOptions:
     thermal: Callable[[], int] | None = None
     """Asked before each step: the share of time (0–100) to spend idle because the device is hot."""
     speculation: Speculation = Speculation.AUTO
-    """Who proposes tokens for a pass to verify; AUTO: the bundle's draft head, when it has one."""
+    """Who proposes tokens for a pass to verify; AUTO: n-grams, and the bundle's draft head when it has one."""
     draft_length: int = 0
     """Tokens to propose, 1–8; 0: as many as pays."""
+    draft_width: int = 0
+    """The head's candidates for a place: 1, a chain, verified by rejection sampling; 2–4, a tree, verified against the
+    token that plain decoding draws; 0: a chain when `draft_length` is fixed, else a tree."""
 
 
 class Engine:
@@ -433,6 +436,7 @@ def _options_to_c(options: EngineOptions) -> tuple[abi.EngineOptions, tuple[Any,
         "max_waiting",
         "aging_steps",
         "draft_length",
+        "draft_width",
     ):
         setattr(made, name, int32(name, getattr(options, name)))
     if not 0 <= options.memory_budget < 2**64:

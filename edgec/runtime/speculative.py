@@ -53,7 +53,7 @@ class Pair:
     speculative: float
     tokens_per_run: float | None
     same: bool
-    """Whether both gave the same tokens; at temperature 0 they must."""
+    """Whether both gave the same tokens; at temperature 0, and where trees are grown, they must."""
 
     @property
     def ratio(self) -> float:
@@ -75,9 +75,11 @@ class SpeculationReport:
     wasted: float | None = None
     """Share of the verified proposals that were thrown away."""
     cost: float | None = None
-    """c: seconds of a proposal over seconds of a plain step. None when nobody proposed."""
+    """c: seconds of drafting for a place over seconds of a plain step. None when nobody proposed."""
     mean_length: float | None = None
-    """γ: proposals of a run."""
+    """γ: places of a run that had proposals, one behind the other."""
+    mean_rows: float | None = None
+    """Proposals of a run, all branches together."""
     predicted: float | None = None
 
     @property
@@ -106,7 +108,7 @@ def measure(
         batch: copies of a prompt that are answered at the same time; above temperature 0 each has its own seed.
 
     Raises:
-        UsageError: the engine does not speculate, or answers differ at temperature 0 (which would be a bug).
+        UsageError: the engine does not speculate, or answers differ that must not (which would be a bug).
     """
     about = engine.description
     if about.get("speculation", "off") == "off":
@@ -143,8 +145,8 @@ def measure(
                 else:
                     plain_steps.append(batch / rate)
         same = answers[False] == answers[True]
-        if temperature == 0 and not same:
-            raise UsageError(f"prompt `{name}`: speculation changed the answer at temperature 0, which is a bug")
+        if not same and (temperature == 0 or int(about["draft_width"]) > 1):
+            raise UsageError(f"prompt `{name}`: speculation changed the answer, which is a bug")
         here = _sum(runs)
         total = _sum([total, here])
         report.pairs.append(
@@ -156,11 +158,12 @@ def measure(
         total.wasted_drafts,
     )
     if total.draft_runs:
-        proposals = total.drafted_tokens / total.draft_runs
+        places = total.draft_places / total.draft_runs
         step = statistics.median(plain_steps)
-        report.mean_length = proposals
-        report.cost = total.draft_seconds / (total.drafted_tokens / batch) / step
-        report.predicted = predicted(sum(total.draft_kept) / sum(total.draft_reached), proposals, report.cost)
+        report.mean_length = places
+        report.mean_rows = total.drafted_tokens / total.draft_runs
+        report.cost = total.draft_seconds / (total.draft_places / batch) / step
+        report.predicted = predicted(sum(total.draft_kept) / sum(total.draft_reached), places, report.cost)
     return report
 
 
@@ -200,6 +203,7 @@ def _sum(parts: Sequence[Stats]) -> Stats:
         draft_reached=tuple(map(sum, zip(*(p.draft_reached for p in parts), strict=True))),
         draft_kept=tuple(map(sum, zip(*(p.draft_kept for p in parts), strict=True))),
         drafted_tokens=sum(p.drafted_tokens for p in parts),
+        draft_places=sum(p.draft_places for p in parts),
         draft_runs=sum(p.draft_runs for p in parts),
         draft_seconds=sum(p.draft_seconds for p in parts),
     )

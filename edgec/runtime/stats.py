@@ -43,6 +43,8 @@ class Stats:
     """Proposals at each place of a run that came to be verified, those before them being kept."""
     draft_kept: tuple[int, ...] = (0,) * abi.MOST_DRAFTS
     drafted_tokens: int = 0
+    draft_places: int = 0
+    """Lengths of the longest branches of proposals, one of each run."""
     draft_runs: int = 0
     draft_seconds: float = 0.0
     draft_length: int = 0
@@ -103,6 +105,6 @@ _COUNTERS = (
     *("steps", "retries", "failures", "preemptions", "requests_finished", "requests_cancelled", "prompt_tokens"),
     *("cached_tokens", "answer_tokens", "computed_tokens", "recomputed_tokens", "batch_slots", "batch_used"),
     *("step_seconds", "forward_seconds", "sample_seconds", "kv_token_steps", "kv_slot_steps"),
-    *("drafted_tokens", "draft_runs", "draft_seconds"),
+    *("drafted_tokens", "draft_places", "draft_runs", "draft_seconds"),
 )
 _BY_PLACE = ("draft_reached", "draft_kept")

@@ -1,11 +1,10 @@
 """Sampled answers: whether tokens follow their random numbers, and whether their distribution is the right one.
 
-draws         each token against its own engine's probabilities: the draw u of its position is known (Philox, keyed by
-              seed and position), so the token must be the one whose interval of the cumulated probabilities holds u
-sampled       the same text and the same draws with the reference's probabilities P. Where the engine's are Q, the
-              token is another one exactly when u is in no overlap of the token's two intervals: with probability
-              m = 1 − Σ overlap. So of many tokens Σ m may differ, give or take; more than that, at a chance of ALPHA,
-              is a failure
+draws         each token against its own engine's probabilities: the noise E of its position is known (keyed by seed and
+              position), so the token must be the one with the least E / q
+sampled       the same text and the same noise with the reference's probabilities P. Where the engine's are Q, both
+              races have token i for winner with probability 1 / Σ_j max(q_j / q_i, p_j / p_i). So of many tokens
+              Σ (1 − Σ_i …) may be others, give or take; more than that, at a chance of ALPHA, is a failure
 distribution  without knowing the draws: tokens drawn after the same prompts on both sides, compared by a two-sample
               chi-square test; and where in its interval's cumulated probability each token of the answers lies,
               which must be uniform (a chi-square test over 16 bins). The lesser p-value, doubled for there being two
@@ -22,7 +21,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from edgec.reference.philox import uniform
+from edgec.reference.philox import noise
 from edgec.reference.sampler import History, distribution
 from edgec.runtime.sampling import Sampling
 from edgec.validation.check_greedy import common_prefix
@@ -35,7 +34,7 @@ ALPHA = 1e-4
 """Chance of a false alarm. Seeds are fixed, so a check that passes does so each time; one in ten thousand models and
 texts would be unlucky."""
 
-_EDGE = 1e-6  # of probability: two sums in float64 of the same float32 exponentials differ by less
+_EDGE = 1e-5  # of a quotient: the same float32 exponentials, divided by their sums, differ by less
 _BINS = 16
 _REQUESTS = 64  # at a time: engines refuse more than wait in their queues
 _LEAST = 10  # samples of both sides together, for a token to be a category of its own
@@ -74,7 +73,7 @@ def check_sampling(
     for prompt, wanted, answer in zip(prompts, sampling, ours, strict=True):
         tally.add(subject, reference, prompt, wanted, answer)
     total = sum(len(a.tokens) for a in ours)
-    text = f"of {total} sampled tokens, by the engine's own probabilities and the draws of Philox"
+    text = f"of {total} sampled tokens, by the engine's own probabilities and the noise of their positions"
     found = [judged("draws", tally.stray, 0, text)]
     found.append(_sampled(tally, total, _same_answers(reference, prompts, sampling, ours), reference.name))
     uniform_p = _uniformity(np.array(tally.places))
@@ -115,32 +114,45 @@ class _Tally:
         assert ours.logits is not None
         for i, token in enumerate(answer.tokens):
             row = len(prompt) - 1 + i
-            u = uniform(wanted.seed or 0, 0, len(prompt) + i)
-            q = _ends(ours.logits[row], wanted)
-            low, high = _interval(q, token)
-            self.stray += not (low - _EDGE <= u < high + _EDGE and high > low)
-            self.places.append(low + self._random.random() * (high - low))
+            q = _probabilities(ours.logits[row], wanted)
+            clocks = noise(wanted.seed or 0, 0, len(prompt) + i, np.arange(len(q)))
+            times = _times(clocks, q)
+            self.stray += not times[token] <= times.min() * (1 + _EDGE)
+            before = float(q[:token].sum())
+            self.places.append(before + self._random.random() * float(q[token]))
             if theirs is None or theirs.logits is None:
                 continue
-            p = _ends(theirs.logits[row], wanted)
-            low, high = _interval(p, token)
-            self.unlike += not (low <= u < high)
-            starts_p, starts_q = np.append(0.0, p[:-1]), np.append(0.0, q[:-1])
-            overlap = np.minimum(p, q) - np.maximum(starts_p, starts_q)
-            chance = min(1.0, max(0.0, 1 - float(np.maximum(overlap, 0).sum())))
-            self.expected += chance
+            p = _probabilities(theirs.logits[row], wanted)
+            self.unlike += int(_times(clocks, p).argmin()) != token
+            self.expected += max(0.0, 1 - coupling(p, q))
 
 
-def _ends(logits: NDArray[np.float32], sampling: Sampling) -> Doubles:
-    """(vocab,) where each token's interval of the cumulated probabilities ends."""
+def _probabilities(logits: NDArray[np.float32], sampling: Sampling) -> Doubles:
+    """(vocab,), what the request's options leave of the distribution."""
     tokens, weights = distribution(logits, sampling, History())
     row = np.zeros(len(logits))
     row[tokens] = weights / weights.sum()
-    return np.cumsum(row)
+    return row
 
 
-def _interval(ends: Doubles, token: int) -> tuple[float, float]:
-    return (float(ends[token - 1]) if token else 0.0), float(ends[token])
+def _times(clocks: Doubles, probabilities: Doubles) -> Doubles:
+    """When each token would be the winner; never, without a probability."""
+    times: Doubles = np.full(len(clocks), np.inf)
+    np.divide(clocks, probabilities, out=times, where=probabilities > 0)
+    return times
+
+
+def coupling(p: Doubles, q: Doubles) -> float:
+    """Probability that two races with the same clocks have the same winner: Σ_i 1 / Σ_j max(q_j / q_i, p_j / p_i).
+
+    In rising p / q, those before i have the greater q_j / q_i, and the others the greater p_j / p_i.
+    """
+    both = np.flatnonzero((p > 0) & (q > 0))
+    order = both[np.argsort(p[both] / q[both], kind="stable")]
+    p_i, q_i = p[order], q[order]
+    q_before = np.cumsum(q_i) - q_i + float(q[p == 0].sum())
+    p_after = float(p.sum()) - (np.cumsum(p_i) - p_i)
+    return float((1 / (q_before / q_i + p_after / p_i)).sum())
 
 
 def _sampled(tally: _Tally, total: int, same: str, reference: str) -> Finding:
@@ -215,8 +227,7 @@ def _two_sample(
 def two_sample_chi_square(a: Counter[int], b: Counter[int]) -> tuple[float, int]:
     """The statistic and its degrees of freedom; neighbours among tokens that are too rare for the test count as one.
 
-    Neighbours by number, because that is the order in which a token is drawn: whoever draws too low a u draws too low
-    a token. Categories depend on the two samples' sum only, so neither side is favoured.
+    Neighbours by number. Categories depend on the two samples' sum only, so neither side is favoured.
     """
     rows: list[tuple[int, int]] = []
     rare = (0, 0)

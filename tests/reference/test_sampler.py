@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from edgec.reference.philox import philox4x32, seed_of, uniform
+from edgec.reference.philox import noise, philox4x32, seed_of, uniform
 from edgec.reference.sampler import History, Sampled, check_sampling, distribution, is_plain, sample
 from edgec.reference.text import StopStrings
 from edgec.runtime.abi import Status
@@ -45,6 +45,10 @@ def test_philox_gives_the_published_numbers() -> None:
 @given(seed=st.integers(-(2**63), 2**64 - 1), answer=st.integers(0, 63), position=st.integers(0, 2**31 - 1))
 def test_draws_are_the_cores(seed: int, answer: int, position: int) -> None:
     assert uniform(seed, answer, position) == text_core.uniform(seed, answer, position)
+    times = noise(seed, answer, position, np.array([0, 7, 49_151]))
+    assert times.tolist() == pytest.approx(
+        [text_core.noise(seed, answer, position, t) for t in (0, 7, 49_151)], rel=1e-14
+    )
 
 
 def test_the_seed_of_a_request_without_one_is_the_cores() -> None:
@@ -78,8 +82,8 @@ def test_the_same_logits_give_the_cores_token(
     assert list(own.values()) == pytest.approx(list(theirs.values()), rel=3e-5, abs=1e-30)
     drawn = mine(row, sampling)
     assert drawn is not None
-    sums = np.cumsum(list(theirs.values()))
-    if np.abs(sums - uniform(seed, 3, position)).min() > 1e-6:
+    times = sorted(noise(seed, 3, position, np.array(list(theirs))) / list(theirs.values()))
+    if sampling.temperature == 0 or len(times) == 1 or times[1] > times[0] * (1 + 1e-4):
         assert drawn.token == row.sample(sampling).token
 
 

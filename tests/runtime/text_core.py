@@ -48,6 +48,7 @@ _PIECE = (POINTER(c_void_p), POINTER(c_size_t))
 FUNCTIONS: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "edgec_philox": (None, (POINTER(c_uint32), POINTER(c_uint32), POINTER(c_uint32))),
     "edgec_uniform": (c_double, (c_uint64, c_uint32, c_uint32, c_uint32)),
+    "edgec_noise": (c_double, (c_uint64, c_uint32, c_uint32, c_int32)),
     "edgec_sampler_create": (c_int32, (POINTER(c_void_p),)),
     "edgec_sampler_sample": (c_int32, (c_void_p, POINTER(Input), POINTER(abi.Sampling), POINTER(Output))),
     "edgec_sampler_probabilities": (
@@ -96,6 +97,10 @@ def check(status: int) -> None:
 
 def uniform(seed: int, sequence: int, position: int, draw: int = TOKEN) -> float:
     return float(core().edgec_uniform(seed & (2**64 - 1), sequence, position, draw))
+
+
+def noise(seed: int, sequence: int, position: int, token: int) -> float:
+    return float(core().edgec_noise(seed & (2**64 - 1), sequence, position, token))
 
 
 def philox(counter: Sequence[int], key: Sequence[int]) -> list[int]:

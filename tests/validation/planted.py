@@ -20,14 +20,15 @@ OFF_BY_ONE = (
     "sin + (h < model_.heads ? half : 0), half);",
 )
 BIASED = (
-    "sampler.cpp",
-    "draw_from(logits, vocab, sums_.data(), u * processed.total)",
-    "draw_from(logits, vocab, sums_.data(), u * u * processed.total)",
+    "row_loops.inc",
+    "noise_time(bits[part * kLanes + lane]) / static_cast<double>(weight)",
+    # Tokens with low numbers come too often.
+    "noise_time(bits[part * kLanes + lane]) / static_cast<double>(weight) * (1.0 + 8.0 * at / count)",
 )
 OTHER_NUMBERS = (
     "sampler.cpp",
-    "uniform(seed, sequence, position, Draw::kToken)",
-    "uniform(seed, sequence, position + 1, Draw::kToken)",
+    "race(logits, nullptr, vocab, sums_.data(), noise_key(seed, sequence, position), 1",
+    "race(logits, nullptr, vocab, sums_.data(), noise_key(seed, sequence, position + 1), 1",
 )
 
 

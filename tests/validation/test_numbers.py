@@ -10,7 +10,7 @@ import pytest
 from scipy import stats
 
 from edgec.validation.check_greedy import explained
-from edgec.validation.check_sampling import two_sample_chi_square
+from edgec.validation.check_sampling import coupling, two_sample_chi_square
 from edgec.validation.check_weights import _compare
 from edgec.validation.options import EXACT, ValidateOptions
 from edgec.validation.scores import Scores, divergence, log_softmax
@@ -138,3 +138,16 @@ def test_limits_are_the_recipes_over_the_targets_own() -> None:
     options = ValidateOptions.model_validate({"limits": {"native": {"kl": 0.5}}})
     assert (options.limits_of("native").kl, options.limits_of("native").top1) == (0.5, EXACT["top1"])
     assert options.limits_of("tflite").kl == 0.03
+
+
+def test_coupling_is_how_often_two_races_have_one_winner() -> None:
+    random = np.random.default_rng(3)
+    for _ in range(4):
+        p, q = (random.dirichlet(np.full(9, 0.6)) for _ in range(2))
+        p[2] = q[5] = 0.0
+        p, q = p / p.sum(), q / q.sum()
+        clocks = random.exponential(size=(40_000, 9))
+        with np.errstate(divide="ignore"):
+            same = ((clocks / p).argmin(1) == (clocks / q).argmin(1)).mean()
+        assert coupling(p, q) == pytest.approx(same, abs=0.01)
+        assert coupling(p, p) == pytest.approx(1)

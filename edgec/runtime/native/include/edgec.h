@@ -76,11 +76,11 @@ enum { EDGEC_BATCHING_CONTINUOUS = 0, EDGEC_BATCHING_STATIC = 1 };
 /* Speculative decoding: who proposes tokens that one pass of the model then verifies. Without loss: at temperature 0
  * the tokens are those of plain decoding, above it their distribution is. */
 enum {
-  EDGEC_SPECULATION_AUTO = 0, /* the bundle's draft head, when it has one */
+  EDGEC_SPECULATION_AUTO = 0, /* n-grams, and the bundle's draft head, when it has one */
   EDGEC_SPECULATION_OFF = 1,
   EDGEC_SPECULATION_HEAD = 2,  /* refused when the bundle has no draft head */
   EDGEC_SPECULATION_NGRAM = 3, /* what followed the last time that the text ended as it ends now */
-  EDGEC_SPECULATION_BOTH = 4   /* long n-grams first, else what has proved better; refused without a head */
+  EDGEC_SPECULATION_BOTH = 4   /* refused without a head */
 };
 
 /* Zero means "the default", or "the bundle's own value", for every field but those that say otherwise. */
@@ -104,9 +104,12 @@ typedef struct edgec_engine_options {
   void* user;           /* given to the callbacks */
   int32_t speculation;  /* EDGEC_SPECULATION_* */
   int32_t draft_length; /* tokens to propose, 1–8; 0: as many as pays, by measured acceptance and cost */
+  int32_t draft_width;  /* the head's candidates for one place: 1, a chain that is drawn and verified by rejection
+                           sampling; 2–4, a tree of up to 8 proposals in all, verified against the token that plain
+                           decoding draws; 0: a chain when draft_length is fixed, else a tree */
 } edgec_engine_options;
 #define EDGEC_ENGINE_OPTIONS_INIT \
-  { sizeof(edgec_engine_options), 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0.0, NULL, NULL, NULL, NULL, 0, 0 }
+  { sizeof(edgec_engine_options), 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0.0, NULL, NULL, NULL, NULL, 0, 0, 0 }
 
 /* Open a bundle's `native` folder. The budget is checked before weights are read. */
 EDGEC_API edgec_status edgec_engine_create(const char* bundle, const edgec_engine_options* options,
@@ -120,9 +123,10 @@ EDGEC_API const char* edgec_engine_describe(const edgec_engine* engine);
 
 /* ---- Requests ------------------------------------------------------------------------------------------------ */
 
-/* Whether the engine may speculate on a request. How far it drafts depends on measured times and on who shares the
- * step, and above temperature 0 the tokens (not their distribution) depend on that: so by default it doesn't when such
- * a request has a seed, which promises the same tokens again. */
+/* Whether the engine may speculate on a request. Trees and n-grams never change a token. A chain that the head draws
+ * does above temperature 0 (not the tokens' distribution): how far it drafts depends on measured times and on who
+ * shares the step. So by default it isn't drawn when such a request has a seed, which promises the same tokens again.
+ */
 enum { EDGEC_SPECULATE_DEFAULT = 0, EDGEC_SPECULATE_ALWAYS = 1, EDGEC_SPECULATE_NEVER = 2 };
 
 typedef struct edgec_logit_bias {
@@ -251,13 +255,14 @@ typedef struct edgec_stats {
   double step_p50_ms, step_p99_ms; /* of the latest 256 steps */
   uint64_t kv_token_steps;         /* sums over steps, for mean utilisation: tokens held … */
   uint64_t kv_slot_steps;          /* … and slots owned */
-  uint64_t
-      draft_reached[8];    /* proposals at each place of a run that came to be verified, those before them being kept */
-  uint64_t draft_kept[8];  /* and of these the kept ones: α by place = kept / reached */
-  uint64_t drafted_tokens; /* proposals computed in passes; wasted are those that no `draft_kept` counts */
-  uint64_t draft_runs;     /* passes of a sequence that verified proposals */
-  double draft_seconds;    /* in the draft head */
-  int32_t draft_length;    /* proposals per sequence at present; 0: it doesn't pay */
+  uint64_t draft_reached[8];       /* of each place of a run: how often it had proposals that came to be verified, those
+                                      before them being kept */
+  uint64_t draft_kept[8];          /* and how often one of them was kept: α by place = kept / reached */
+  uint64_t drafted_tokens;         /* proposals computed in passes; wasted are those that no `draft_kept` counts */
+  uint64_t draft_places; /* lengths of the longest branches of proposals, one of each run: γ = places / runs */
+  uint64_t draft_runs;   /* passes of a sequence that verified proposals */
+  double draft_seconds;  /* in the draft head */
+  int32_t draft_length;  /* proposals per sequence in the latest step that made any; 0: it doesn't pay */
 } edgec_stats;
 EDGEC_API edgec_status edgec_engine_stats(const edgec_engine* engine, edgec_stats* stats);
 

@@ -17,6 +17,8 @@ EDGEC_API void edgec_philox(const uint32_t counter[4], const uint32_t key[2], ui
 
 /* Uniform in [0, 1). draw: 0 the token, 1 a draft's token, 2 its acceptance, 3 the token after a rejection. */
 EDGEC_API double edgec_uniform(uint64_t seed, uint32_t sequence, uint32_t position, uint32_t draw);
+/* What a token is drawn by: of all tokens the one with the least noise ÷ weight comes. Exponentially distributed. */
+EDGEC_API double edgec_noise(uint64_t seed, uint32_t sequence, uint32_t position, int32_t token);
 
 /* ---- Sampler (src/sampler.h) ---------------------------------------------------------------------------------- */
 

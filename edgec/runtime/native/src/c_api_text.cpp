@@ -133,6 +133,11 @@ double edgec_uniform(uint64_t seed, uint32_t sequence, uint32_t position, uint32
   return edgec::uniform(seed, sequence, position, static_cast<edgec::Draw>(draw));
 }
 
+double edgec_noise(uint64_t seed, uint32_t sequence, uint32_t position, int32_t token) {
+  const edgec::NoiseKey key = edgec::noise_key(seed, sequence, position);
+  return edgec::noise_time(edgec::noise_bits(key, static_cast<uint32_t>(token)));
+}
+
 edgec_status edgec_sampler_create(edgec_sampler** sampler) {
   return guard([&] {
     require_pointer(sampler, "sampler");

@@ -8,6 +8,9 @@
 namespace edgec {
 namespace {
 
+// Blocks that the end of a branch may reach into.
+int tail_blocks(int block_size) { return (kMostBranch + block_size - 2) / block_size + 1; }
+
 // Sizes of the buffers, walked by counting and by placing alike.
 struct Layout {
   size_t used = 0;
@@ -22,7 +25,7 @@ struct Layout {
 };
 
 struct Sizes {
-  size_t hidden, q, qkv, gate_up, widest, logits, scratch;
+  size_t hidden, q, qkv, gate_up, widest, logits, scratch, tail;
 
   Sizes(const Architecture& m, const KvLayout& kv, int context) {
     hidden = m.hidden_size;
@@ -34,6 +37,7 @@ struct Sizes {
     if (widest < q) widest = q;
     logits = (static_cast<size_t>(m.vocab_size) + 15) / 16 * 16;
     scratch = (attention_scratch(kv, m.heads / m.kv_heads, context) + 15) / 16 * 16;
+    tail = aligned(kv.head_bytes() * tail_blocks(kv.block_size));
   }
 };
 
@@ -41,6 +45,7 @@ struct Sizes {
 
 struct Decoder::Buffers {
   float *x, *normed, *qkv, *attended, *gate_up, *delta, *final, *logits, *scratch;
+  uint8_t* tails;
 
   Buffers(Layout& at, const Sizes& s, int threads, size_t rows, size_t wanted) {
     x = at.take<float>(rows * s.hidden);
@@ -52,6 +57,7 @@ struct Decoder::Buffers {
     final = at.take<float>(rows * s.hidden);
     logits = at.take<float>(wanted * s.logits);
     scratch = at.take<float>(threads * s.scratch);
+    tails = at.take<uint8_t>(threads * kAttentionRows * s.tail);
   }
 };
 
@@ -96,6 +102,8 @@ Decoder::Decoder(const Architecture& model, const Weights& weights, const Kernel
   qkv_stride_ = sizes.qkv;
   logits_stride_ = sizes.logits;
   scratch_stride_ = sizes.scratch;
+  tails_ = buffers.tails;
+  tail_stride_ = sizes.tail;
 }
 
 void Decoder::discard_scratch() { arena_.discard(0, arena_.size()); }
@@ -140,8 +148,38 @@ void Decoder::attend(const Batch& batch, int layer) {
     task.kv_head = kv_head;
     task.scale = 1.0f / std::sqrt(static_cast<float>(dim));
     task.scratch = scratch_ + thread * scratch_stride_;
+    const uint8_t* tails[kAttentionRows];
+    int blocks[kAttentionRows];
+    bool any = false;
+    for (int r = 0; r < tile.rows; ++r) {
+      const Batch::Row& row = batch.rows[tile.first + r];
+      blocks[r] = (row.position - row.branch_length + 1) / kv.block_size;
+      tails[r] = nullptr;
+      if (row.branch_length == 0) continue;
+      uint8_t* tail = tails_ + (thread * kAttentionRows + r) * tail_stride_;
+      gather_branch(batch, row, layer, kv_head, tail);
+      tails[r] = tail;
+      any = true;
+    }
+    if (any) {
+      task.tails = tails;
+      task.tail_blocks = blocks;
+    }
     kernels_.attend(kv, task);
   });
+}
+
+// The blocks at the end of a branch as they would lie if it were the sequence's only one: attention to them gives the
+// same bits.
+void Decoder::gather_branch(const Batch& batch, const Batch::Row& row, int layer, int kv_head, uint8_t* tail) {
+  const KvLayout& kv = store_.layout();
+  const int size = kv.block_size, first = row.position - row.branch_length + 1;
+  const auto head_of = [&](int32_t block) { return store_.block(layer, block) + kv.head_bytes() * kv_head; };
+  if (first % size > 0) std::memcpy(tail, head_of(batch.tables[row.sequence][first / size]), kv.head_bytes());
+  for (int i = 0; i < row.branch_length; ++i) {
+    const int32_t slot = batch.branches[row.branch + i], place = first + i - first / size * size;
+    kv.copy_position(head_of(slot / size), slot % size, tail + kv.head_bytes() * (place / size), place % size);
+  }
 }
 
 void Decoder::forward(const Batch& batch) {

@@ -16,7 +16,10 @@
 
 namespace edgec {
 
-// Rows of one pass. Rows of a sequence stand together, in the order of their positions.
+constexpr int kMostBranch = 8;  // positions of a branch
+
+// Rows of one pass. Rows of a sequence stand together, in the order of their positions; those of a tree of proposals so
+// that every row comes after the one before it in its branch.
 struct Batch {
   struct Row {
     int32_t token;
@@ -24,8 +27,12 @@ struct Batch {
     int32_t slot;      // block · block_size + offset: where its key and value go
     int32_t sequence;  // index into `tables`
     bool wanted;       // its logits are
+    // Of a row in a branch: its last `branch_length` positions, its own included, don't lie where the table says, but
+    // in the slots that begin at `branches[branch]`.
+    int32_t branch = 0, branch_length = 0;
   };
   std::vector<Row> rows;
+  std::vector<int32_t> branches;       // slots
   std::vector<const int32_t*> tables;  // block tables: position p of a sequence lies in block tables[s][p / block_size]
 };
 
@@ -58,6 +65,7 @@ class Decoder {
   struct Buffers;
 
   void attend(const Batch& batch, int layer);
+  void gather_branch(const Batch& batch, const Batch::Row& row, int layer, int kv_head, uint8_t* tail);
   void normalize_and_multiply(const float* norm, const Linear& linear, int rows, float* y, size_t y_stride);
 
   const Architecture model_;
@@ -73,6 +81,8 @@ class Decoder {
   Pages arena_;
   float *x_, *normed_, *qkv_, *attended_, *gate_up_, *delta_, *final_, *logits_, *scratch_;
   size_t scratch_stride_;  // floats of a thread's
+  uint8_t* tails_;         // of branches, gathered: (tail_stride_) bytes for each thread and row of a tile
+  size_t tail_stride_;
   std::vector<Tile> tiles_;
   std::vector<int32_t> positions_;
 };

@@ -1,6 +1,7 @@
 #include "draft_control.h"
 
 #include <algorithm>
+#include <cmath>
 
 namespace edgec {
 namespace {
@@ -12,6 +13,14 @@ constexpr double kDraftShare = 0.08;  // of a pass that one proposal costs, unti
 constexpr double kMargin = 1.02;      // what it has to gain, so that noise doesn't switch it on
 constexpr int32_t kFirstRest = 32, kLongestRest = 512;  // steps between trials
 constexpr int kTrial = 3;
+constexpr int32_t kTreeTrial = 24;     // steps: fewer say little, an answer being a matter of luck
+constexpr int64_t kPlainAgain = 128;   // steps after which a plain pass is timed again
+constexpr int32_t kExplore = 64;       // steps after which a tree is as large as it can be
+constexpr int kExploredRows = 8;       // then, for one sequence: what tiles of rows hold
+constexpr double kForgetTrees = 0.98;  // per step with trees
+constexpr double kPrior = 8;           // outcomes that the drafter's own probability counts for
+constexpr double kMostJudged = 400;
+constexpr double kFirstChance = 0.5;  // of a further level to be kept
 constexpr int64_t kStale = 256;  // steps after which a measured time says nothing of now: clocks and neighbours change
 
 void blend(double* value, double newest) {
@@ -25,6 +34,8 @@ DraftControl::Source::Source(double first) : backoff(kFirstRest) {
   alpha.fill(first);
   seen.fill(2);  // the first guess counts as two outcomes
 }
+
+DraftControl::Crowd::Crowd() : backoff(kFirstRest) {}
 
 DraftControl::DraftControl(int fixed) : fixed_(fixed), row_share_(kRowShare) {}
 
@@ -105,6 +116,95 @@ int DraftControl::length(DraftSource source, int proposing, int decoding) {
     length = kTrial;
   }
   return latest_ = length;
+}
+
+// ---- Trees ----------------------------------------------------------------------------------------------------------
+
+int DraftControl::chance_class(float chance) {
+  const double halves = -2.0 * std::log2(std::max(static_cast<double>(chance), 1e-9));
+  return std::clamp(static_cast<int>(halves), 0, kChances - 1);
+}
+
+size_t DraftControl::crowd_of(int decoding, bool greedy) {
+  size_t crowd = 0;
+  while (crowd + 1 < kCrowds && decoding > 1) {
+    decoding = (decoding + 1) / 2;
+    ++crowd;
+  }
+  return greedy ? crowd : crowd + kCrowds;
+}
+
+double DraftControl::likely(float chance, bool greedy) const {
+  const Judged& judged = judged_[greedy ? 1 : 0][static_cast<size_t>(chance_class(chance))];
+  return std::min(1.0, (kPrior * static_cast<double>(chance) + judged.kept) / (kPrior + judged.seen));
+}
+
+void DraftControl::judged(float chance, bool greedy, bool kept) {
+  Judged& judged = judged_[greedy ? 1 : 0][static_cast<size_t>(chance_class(chance))];
+  judged.seen += 1;
+  judged.kept += kept ? 1 : 0;
+  if (judged.seen <= kMostJudged) return;
+  judged.seen /= 2;
+  judged.kept /= 2;
+}
+
+double DraftControl::seconds_per_token(int decoding, bool greedy) const {
+  const Crowd& crowd = crowds_[crowd_of(decoding, greedy)];
+  return crowd.steps < kTreeTrial ? seconds(decoding) / decoding : crowd.seconds / crowd.tokens;
+}
+
+bool DraftControl::trees_pay(int decoding, bool greedy) {
+  if (weight_ == 0.0) return false;  // a first step without tells what one costs
+  Crowd& crowd = crowds_[crowd_of(decoding, greedy)];
+  if (crowd.rest > 0) {
+    crowd.rest -= 1;
+    return false;
+  }
+  if (crowd.steps < kTreeTrial) return true;
+  if (decoding <= kMostRows && steps_ - step_measured_[static_cast<size_t>(decoding)] > kPlainAgain) return false;
+  if (crowd.tokens / crowd.seconds > decoding / seconds(decoding)) {
+    crowd.backoff = kFirstRest;
+    return true;
+  }
+  const int32_t backoff = crowd.backoff;
+  crowd = Crowd();
+  crowd.rest = backoff;
+  crowd.backoff = std::min(2 * backoff, kLongestRest);
+  return false;
+}
+
+bool DraftControl::deeper(double reach, int decoding, bool greedy) const {
+  return kFirstChance * reach * seconds_per_token(decoding, greedy) > draft_seconds_;
+}
+
+int DraftControl::rows(const std::vector<double>& reach, int decoding, bool greedy) {
+  const int32_t steps = crowds_[crowd_of(decoding, greedy)].steps;
+  const int count = static_cast<int>(reach.size());
+  if (decoding < kExploredRows && (steps < kTreeTrial / 4 || steps % kExplore == 0))
+    return latest_ = std::min(count, kExploredRows - decoding);
+  const double worth = seconds_per_token(decoding, greedy);
+  double gain = 0, most = 0, pass = seconds(decoding);
+  const double plain = pass;
+  int best = 0;
+  for (int i = 0; i < count; ++i) {
+    gain += reach[static_cast<size_t>(i)];
+    pass = std::max(pass, seconds(decoding + i + 1));
+    const double net = gain * worth - (pass - plain);
+    if (net <= most) continue;
+    most = net;
+    best = i + 1;
+  }
+  return latest_ = best;
+}
+
+void DraftControl::grown(int decoding, bool greedy, int tokens, double seconds) {
+  Crowd& crowd = crowds_[crowd_of(decoding, greedy)];
+  crowd.tokens = kForgetTrees * crowd.tokens + tokens;
+  // As in `blend`: a step that was interrupted says little.
+  const double usual =
+      crowd.steps > 0 ? crowd.seconds * (1.0 - kForgetTrees) / (1.0 - std::pow(kForgetTrees, crowd.steps)) : seconds;
+  crowd.seconds = kForgetTrees * crowd.seconds + std::min(seconds, 2.0 * usual);
+  crowd.steps += 1;
 }
 
 }  // namespace edgec

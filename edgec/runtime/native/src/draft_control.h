@@ -4,11 +4,17 @@
 // E(γ) = 1 + Σ_{i ≤ γ} Π_{j ≤ i} α_j tokens (Leviathan et al., 2023, equation 1, with α by position). It costs
 // t(rows) for the pass, with 1 + γ rows per sequence, and γ · d for drafting. γ is the one with the most tokens per
 // second; where that is 0, proposing stops, and is tried again later, ever more rarely while it doesn't pay.
+//
+// A tree has the rows with the greatest probability of being kept, as the drafter's own probabilities have turned out
+// so far. With λ the tokens per second of late, a row is worth λ⁻¹ seconds for each token that it promises; a level
+// more, as much for what it could add.
 #ifndef EDGEC_DRAFT_CONTROL_H
 #define EDGEC_DRAFT_CONTROL_H
 
 #include <array>
+#include <cstddef>
 #include <cstdint>
+#include <vector>
 
 namespace edgec {
 
@@ -35,8 +41,35 @@ class DraftControl {
   void stepped(int rows, double seconds);   // a pass that only decoded
   void verified(DraftSource source, int proposed, int kept);
 
+  // Whether to draft trees in a step with so many decoding sequences.
+  bool trees_pay(int decoding, bool greedy);
+  // Probability of being kept of a candidate that the drafter gives `chance`; and one that was, or wasn't.
+  double likely(float chance, bool greedy) const;
+  double likely(DraftSource source, int place) const { return sources_[static_cast<size_t>(source)].alpha[place]; }
+  void judged(float chance, bool greedy, bool kept);
+  // Whether a further level pays, behind nodes whose probabilities of being kept add up to `reach`.
+  bool deeper(double reach, int decoding, bool greedy) const;
+  // How many rows to take, `reach` being theirs, descending.
+  int rows(const std::vector<double>& reach, int decoding, bool greedy);
+  // A step with trees: tokens of all decoding sequences, and the time of drafting and of the pass.
+  void grown(int decoding, bool greedy, int tokens, double seconds);
+
  private:
   static constexpr int kMostRows = 64;
+  static constexpr int kChances = 16;  // classes of the drafter's probability, half a power of two each
+  static constexpr int kCrowds = 7;    // of the number of decoding sequences, a power of two each
+
+  struct Judged {
+    double kept = 0, seen = 0;
+  };
+
+  // Of trees, for so many sequences.
+  struct Crowd {
+    double tokens = 0, seconds = 0;  // of late
+    int32_t steps = 0, rest = 0, backoff;
+
+    Crowd();
+  };
 
   struct Source {
     std::array<double, kMostDrafts> alpha;
@@ -52,6 +85,9 @@ class DraftControl {
   };
 
   double seconds(int rows) const;
+  static int chance_class(float chance);
+  static size_t crowd_of(int decoding, bool greedy);
+  double seconds_per_token(int decoding, bool greedy) const;
   Choice best(DraftSource source, int proposing, int decoding) const;
 
   int fixed_;
@@ -64,6 +100,8 @@ class DraftControl {
   double weight_ = 0, x_ = 0, y_ = 0, xx_ = 0, xy_ = 0;
   double row_share_;          // of a pass with one row that another one costs, as the line last said
   double draft_seconds_ = 0;  // of one proposal for all
+  std::array<std::array<Judged, kChances>, 2> judged_{};  // not greedy, greedy
+  std::array<Crowd, 2 * kCrowds> crowds_;
 };
 
 }  // namespace edgec

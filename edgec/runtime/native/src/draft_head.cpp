@@ -32,6 +32,7 @@ DraftHead::DraftHead(const Manifest& manifest, const Weights& weights, const Ker
                      int max_rows)
     : model_(manifest.model),
       widths_(manifest.draft.widths),
+      max_rows_(max_rows),
       weights_(weights),
       kernels_(kernels),
       products_(kernels, threads, max_rows, widest(manifest)),

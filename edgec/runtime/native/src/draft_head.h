@@ -31,6 +31,7 @@ class DraftHead {
   void step(const int32_t* tokens, int rows, float* states);
 
   float* logits(int row) { return logits_.data() + static_cast<size_t>(row) * stride_; }
+  int max_rows() const { return max_rows_; }
   int vocab() const { return static_cast<int>(weights_.draft.tokens.size()); }
   const std::vector<int32_t>& tokens() const { return weights_.draft.tokens; }
   int32_t token(int index) const { return weights_.draft.tokens[index]; }  // of the draft's vocabulary
@@ -38,6 +39,7 @@ class DraftHead {
  private:
   const Architecture model_;
   const std::vector<int> widths_;
+  const int max_rows_;
   const Weights& weights_;
   const Kernels& kernels_;
   Products products_;

@@ -35,6 +35,8 @@ struct EngineConfig {
   bool static_batching, prefix_cache;
   bool head_drafts, ngram_drafts;  // who proposes tokens: the bundle's head, n-grams of the text, or neither
   int draft_length;                // 0: as many as pays
+  int draft_width;                 // 1: chains, drawn from the head; more: trees
+  int draft_rows() const;          // of the head
   uint64_t memory_budget;
   double step_slo;  // seconds
   std::string kernel;
@@ -85,16 +87,34 @@ class Engine {
     std::vector<Sampled> sampled;
     std::vector<int32_t> tokens;  // of `sampled`, as far as they are part of the answer
     std::vector<Said> said;
-    size_t kept = 0;     // proposals
-    bool ended = false;  // a proposal was not kept: later positions count for nothing
+    std::vector<int32_t> path;  // the proposals that were kept
+    int32_t longest = 0;        // branch of its proposals
+    int reached = 0;            // places with proposals that were looked at
+    bool ended = false;         // none of a place's proposals was kept: other positions count for nothing
+
+    int32_t at() const { return path.empty() ? -1 : path.back(); }
   };
   // What a wanted row's logits are for: a new token, or the score of the prompt's token after `position`.
   struct Use {
     size_t work;
     int32_t position;
+    int32_t proposal;  // whose row it is; −1: no proposal's
     bool scores;
     float logprob;
     std::vector<edgec_token_logprob> top;
+  };
+  // A node of a tree to be followed, or a tree's root.
+  struct DraftRow {
+    Answer* answer;
+    int32_t node;
+    size_t state;  // row of the states behind its parent
+  };
+  // What a step with trees is judged by.
+  struct Grown {
+    int decoding = 0;     // sequences
+    bool greedy = true;   // all of them
+    bool headed = false;  // the head proposed
+    double seconds = 0;   // for the trees
   };
   struct Budget {
     size_t weights, scratch, block;
@@ -110,14 +130,23 @@ class Engine {
   void compute();
   void propose();
   bool may_speculate(const Request& request) const;
-  void draft_by_head(int longest);
+  bool grows_trees() const { return config_.draft_width > 1; }
+  void draft_chains(int longest);
+  void draft_trees();
+  void draft_levels();
+  double grow(size_t beam);
+  void choose_nodes();
   void find_uses(size_t first, size_t count);
   void use_row(size_t use, float* logits, int thread);
   void verify_row(Work* work, size_t use, float* logits, Sampler* sampler);
   void commit(double seconds);
   void fork(Work* work);
   void keep_hidden(Answer* answer, size_t use);
+  int32_t place_proposal(const Answer& answer, int32_t proposal, int32_t own, const int32_t* blocks);
+  void keep_branch(const Work& work);
   void account_drafts(double seconds);
+  void judge_candidates(const Work& work);
+  void judge_guesses(const Work& work);
   void end(Answer* answer, int32_t finish);
   void end_all(Request* request, int32_t finish);
   void fail_step();
@@ -162,11 +191,15 @@ class Engine {
   std::vector<Answer*> drafting_;                  // the sequences that propose in this step
   std::vector<float> draft_states_;                // theirs, (sequences, hidden)
   std::vector<int32_t> draft_inputs_;
+  std::vector<DraftRow> draft_rows_;                // of a level of all trees
+  std::vector<std::vector<Candidate>> candidates_;  // of each
+  std::vector<float> parent_states_;
+  Grown grown_;
 
   double step_seconds_ = 0, forward_seconds_ = 0, sample_seconds_ = 0;
   uint64_t failures_ = 0;
   double draft_seconds_ = 0;
-  uint64_t draft_runs_ = 0, drafted_tokens_ = 0;
+  uint64_t draft_runs_ = 0, draft_places_ = 0, drafted_tokens_ = 0;
   std::array<uint64_t, kMostDrafts> draft_reached_{}, draft_kept_{};
   std::vector<double> recent_;  // seconds of the latest steps, a ring
   size_t recent_at_ = 0;

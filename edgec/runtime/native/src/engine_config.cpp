@@ -75,14 +75,21 @@ EngineConfig EngineConfig::resolve(const edgec_engine_options& options, const Ma
   if (c.static_batching && who > EDGEC_SPECULATION_OFF)
     refuse("speculation", "it can't be combined with static batching");
   c.head_drafts = head && !c.static_batching && who != EDGEC_SPECULATION_OFF && who != EDGEC_SPECULATION_NGRAM;
-  c.ngram_drafts = who == EDGEC_SPECULATION_NGRAM || who == EDGEC_SPECULATION_BOTH;
+  c.ngram_drafts = !c.static_batching && who != EDGEC_SPECULATION_OFF && who != EDGEC_SPECULATION_HEAD;
   if (options.draft_length < 0 || options.draft_length > kMostDrafts)
     refuse("draft_length", std::to_string(options.draft_length) + " is not in 1…8, or 0 for as many as pays");
   c.draft_length = options.draft_length;
+  if (options.draft_width < 0 || options.draft_width > kWidestTree)
+    refuse("draft_width", std::to_string(options.draft_width) + " is not in 1…4, or 0 for what suits draft_length");
+  c.draft_width = options.draft_width > 0 ? options.draft_width : c.draft_length > 0 ? 1 : kWidestTree;
   c.log = options.log;
   c.thermal = options.thermal;
   c.user = options.user;
   return c;
+}
+
+int EngineConfig::draft_rows() const {
+  return draft_width == 1 ? max_batch : std::max(max_batch, std::min(kWidestTree * max_batch, 64));
 }
 
 Engine::Budget Engine::make_budget(const Safetensors& file) const {
@@ -92,7 +99,7 @@ Engine::Budget Engine::make_budget(const Safetensors& file) const {
   budget.weights = Weights::packed_bytes(manifest_, file, kernels_);
   budget.scratch = kOverhead + Decoder::scratch_bytes(m, kv, config_.threads, config_.context, config_.step_tokens,
                                                       config_.max_batch < 16 ? 16 : config_.max_batch);
-  if (config_.head_drafts) budget.scratch += DraftHead::scratch_bytes(manifest_, config_.max_batch);
+  if (config_.head_drafts) budget.scratch += DraftHead::scratch_bytes(manifest_, config_.draft_rows());
   budget.block = KvStore::bytes_per_block(kv, m.layers);
   const int64_t per_sequence = (config_.context + config_.block_size - 1) / config_.block_size;
   // One sequence of full length has to fit, and scratch blocks for what only fills a static batch up.
@@ -131,7 +138,7 @@ std::string Engine::make_description() const {
                 : config_.head_drafts                       ? "head"
                 : config_.ngram_drafts                      ? "ngram"
                                                             : "off") +
-         ", \"draft_length\": " + number(config_.draft_length) +
+         ", \"draft_length\": " + number(config_.draft_length) + ", \"draft_width\": " + number(config_.draft_width) +
          ", \"draft_bytes\": " + number(weights_->read_per_draft()) +
          ", \"memory\": {\"weights\": " + number(budget_.weights) +
          ", \"pools\": " + number(budget_.block * static_cast<uint64_t>(store_->blocks())) +

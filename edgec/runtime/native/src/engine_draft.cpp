@@ -12,19 +12,22 @@ namespace {
 // An ending of two tokens is often found again by chance; of four rarely.
 constexpr int32_t kLeastMatch = 2, kLongMatch = 4, kMostMatch = 8;
 constexpr int32_t kMatchWindow = 4096;  // tokens looked through, some microseconds
+constexpr double kSure = 0.8;           // of an n-gram's first guess: then the head isn't asked
 
 }  // namespace
 
 bool Engine::may_speculate(const Request& request) const {
   const SamplingParams& p = request.params;
   if (p.speculate != EDGEC_SPECULATE_DEFAULT) return p.speculate == EDGEC_SPECULATE_ALWAYS;
-  return p.greedy() || !p.has_seed;
+  return p.greedy() || !p.has_seed || !config_.head_drafts || grows_trees();
 }
 
 void Engine::propose() {
   drafting_.clear();
+  grown_ = Grown();
   if (!config_.head_drafts && !config_.ngram_drafts) return;
-  int longest = 0;
+  int longest = 0, trees = 0;
+  bool greedy = true;
   {
     std::lock_guard<std::mutex> lock(mutex_);
     int decoding = 0, from[kDraftSources] = {};
@@ -33,40 +36,56 @@ void Engine::propose() {
       for (const std::unique_ptr<Answer>& answer : request->answers) {
         const Sequence* sequence = answer->finished ? nullptr : scheduler_->find(answer->id());
         answer->proposed = 0;
+        answer->guesses.clear();
         if (sequence == nullptr || sequence->state != Sequence::State::kRunning || sequence->pending() != 1) continue;
         decoding += 1;
         if (!may_speculate(*request)) continue;
         if (request->params.n > 1 && !request->forked) continue;  // the row gives n sequences their first token
         NgramMatch match;
         if (config_.ngram_drafts) match = find_ngram(sequence->tokens, kLeastMatch, kMostMatch, kMatchWindow);
-        const bool head = config_.head_drafts && answer->hidden_of == sequence->tokens.size();
-        if (match.length > 0 && match.length < kLongMatch && head && head_first) match = {};
-        if (match.length == 0 && !head) continue;
+        answer->heads = config_.head_drafts && answer->hidden_of == sequence->tokens.size();
+        answer->trees = grows_trees();
+        if (match.length > 0 && match.length < kLongMatch && answer->heads && head_first && !answer->trees) match = {};
+        if (match.length == 0 && !answer->heads) continue;
         answer->source = match.length == 0            ? DraftSource::kHead
                          : match.length >= kLongMatch ? DraftSource::kLongMatch
                                                       : DraftSource::kShortMatch;
-        answer->proposals.resize(kMostDrafts);
         // What follows the ending may run up to the text's end, and then goes on with what has just been proposed.
         for (int i = 0; match.length > 0 && i < kMostDrafts; ++i) {
           const size_t at = static_cast<size_t>(match.next) + i, own = sequence->tokens.size();
-          answer->proposals[i] = Proposal();
-          answer->proposals[i].token = at < own ? sequence->tokens[at] : answer->proposals[at - own].token;
+          answer->guesses.push_back(at < own ? sequence->tokens[at] : answer->guesses[at - own]);
         }
-        from[static_cast<int>(answer->source)] += 1;
+        answer->proposals.resize(kMostDrafts);
         drafting_.push_back(answer.get());
+        if (answer->trees)
+          trees += 1;
+        else
+          from[static_cast<int>(answer->source)] += 1;
+        greedy = greedy && request->params.greedy();
       }
     }
+    if (trees > 0) grown_ = {decoding, greedy, false, 0.0};
     int length[kDraftSources] = {};
     for (int s = 0; s < kDraftSources; ++s)
       if (from[s] > 0) length[s] = control_.length(static_cast<DraftSource>(s), from[s], decoding);
     for (Answer* answer : drafting_) {
-      const int room = scheduler_->room(answer->id()) - 1;
-      answer->proposed = std::max(0, std::min(length[static_cast<int>(answer->source)], room));
+      const int room = std::max(0, scheduler_->room(answer->id()) - 1);
+      if (answer->trees) {
+        answer->proposed = std::min(kMostDrafts, room);
+        continue;
+      }
+      answer->proposed = std::min(length[static_cast<int>(answer->source)], room);
       if (answer->source == DraftSource::kHead) longest = std::max(longest, answer->proposed);
+      for (int i = 0; i < static_cast<int>(answer->guesses.size()); ++i) {
+        answer->proposals[i] = Proposal();
+        answer->proposals[i].token = answer->guesses[i];
+        answer->proposals[i].parent = i - 1;
+      }
     }
   }
   // Requests are forgotten between steps only, so these answers stay while others submit and cancel.
-  if (longest > 0) draft_by_head(longest);
+  if (trees > 0) draft_trees();
+  if (longest > 0) draft_chains(longest);
   std::lock_guard<std::mutex> lock(mutex_);
   int32_t tokens[kMostDrafts];
   for (Answer* answer : drafting_) {
@@ -76,13 +95,125 @@ void Engine::propose() {
   }
 }
 
-// All sequences together, one proposal after the other.
-void Engine::draft_by_head(int longest) {
+// Trees of all sequences together. What was said of an answer's proposals is what there is room for.
+void Engine::draft_trees() {
+  const double start = now();
+  draft_rows_.clear();
+  for (Answer* answer : drafting_) {
+    if (!answer->trees) continue;
+    answer->tree.clear();
+    const bool sure = !answer->guesses.empty() && control_.likely(answer->source, 0) > kSure;
+    if (answer->heads && (!sure || config_.draft_length > 0) && answer->proposed > 0 &&
+        static_cast<int>(draft_rows_.size()) < head_->max_rows())
+      draft_rows_.push_back({answer, -1, draft_rows_.size()});
+  }
+  if (config_.draft_length == 0 && !control_.trees_pay(grown_.decoding, grown_.greedy)) draft_rows_.clear();
+  grown_.headed = !draft_rows_.empty();
+  if (grown_.headed) draft_levels();
+  for (Answer* answer : drafting_) {
+    if (!answer->trees) continue;
+    double likely[kMostDrafts];
+    for (int i = 0; i < kMostDrafts; ++i) likely[i] = control_.likely(answer->source, i);
+    answer->tree.merge(answer->guesses.data(), static_cast<int>(answer->guesses.size()), likely);
+  }
+  choose_nodes();
+  grown_.seconds = now() - start;
+}
+
+// The head's candidates, one level after the other.
+void Engine::draft_levels() {
+  const double start = now();
+  const size_t hidden = manifest_.model.hidden_size, roots = draft_rows_.size();
+  const size_t beam = std::clamp<size_t>(head_->max_rows() / roots, 1, kWidestTree);
+  const int depth = config_.draft_length > 0 ? config_.draft_length : kMostDrafts;
+  draft_states_.resize(roots * hidden);
+  for (size_t r = 0; r < roots; ++r)
+    std::memcpy(draft_states_.data() + r * hidden, draft_rows_[r].answer->hidden.data(), sizeof(float) * hidden);
+  int levels = 0;
+  for (double reach = 1; !draft_rows_.empty() && levels < depth; ++levels) {
+    if (levels > 0 && config_.draft_length == 0 && !control_.deeper(reach, grown_.decoding, grown_.greedy)) break;
+    std::swap(parent_states_, draft_states_);
+    draft_states_.resize(draft_rows_.size() * hidden);
+    draft_inputs_.resize(draft_rows_.size());
+    for (size_t r = 0; r < draft_rows_.size(); ++r) {
+      const DraftRow& row = draft_rows_[r];
+      std::memcpy(draft_states_.data() + r * hidden, parent_states_.data() + row.state * hidden,
+                  sizeof(float) * hidden);
+      draft_inputs_[r] = row.node < 0 ? row.answer->newest : row.answer->tree.nodes()[row.node].token;
+    }
+    const int count = static_cast<int>(draft_rows_.size());
+    head_->step(draft_inputs_.data(), count, draft_states_.data());
+    if (candidates_.size() < draft_rows_.size()) candidates_.resize(draft_rows_.size());
+    threads_->run(count, [&](int r, int thread) {
+      const Answer& answer = *draft_rows_[r].answer;
+      samplers_[thread].candidates(head_->logits(r), head_->vocab(), answer.request->params, head_->tokens(),
+                                   answer.request->seed, static_cast<uint32_t>(answer.index),
+                                   static_cast<uint32_t>(answer.hidden_of + static_cast<size_t>(levels)),
+                                   config_.draft_width, &candidates_[r]);
+    });
+    reach = grow(beam);
+  }
+  draft_seconds_ += now() - start;
+  control_.drafted(levels, now() - start);
+}
+
+// Candidates become nodes, and the likeliest of them the rows to follow. Returns the sum of their probabilities.
+double Engine::grow(size_t beam) {
+  std::vector<DraftRow> next;
+  double reach = 0;
+  for (size_t r = 0; r < draft_rows_.size();) {
+    Answer* answer = draft_rows_[r].answer;
+    const bool greedy = answer->request->params.greedy();
+    const size_t before = answer->tree.nodes().size();
+    for (; r < draft_rows_.size() && draft_rows_[r].answer == answer; ++r)
+      for (const Candidate& candidate : candidates_[r])
+        answer->tree.add(draft_rows_[r].node, head_->token(candidate.token), candidate.probability,
+                         control_.likely(candidate.probability, greedy), r);
+    if (answer->tree.nodes().size() == before) continue;  // a head that gives NaN proposes nothing
+    for (const int32_t node : answer->tree.frontier(beam)) {
+      reach += answer->tree.nodes()[node].reach;
+      next.push_back({answer, node, answer->tree.nodes()[node].state});
+    }
+  }
+  draft_rows_ = std::move(next);
+  return reach;
+}
+
+// The likeliest nodes of all trees become proposals: as many as pay, or as there is room for.
+void Engine::choose_nodes() {
+  struct Choice {
+    Answer* answer;
+    int32_t node;
+    double reach;
+  };
+  std::vector<Choice> choices;
+  for (Answer* answer : drafting_) {
+    if (!answer->trees || answer->proposed == 0) continue;
+    const size_t first = choices.size();
+    for (size_t i = 0; i < answer->tree.nodes().size(); ++i)
+      choices.push_back({answer, static_cast<int32_t>(i), answer->tree.nodes()[i].reach});
+    const auto likelier = [](const Choice& a, const Choice& b) { return a.reach > b.reach; };
+    std::stable_sort(choices.begin() + static_cast<std::ptrdiff_t>(first), choices.end(), likelier);
+    choices.resize(std::min(choices.size(), first + static_cast<size_t>(answer->proposed)));
+  }
+  std::stable_sort(choices.begin(), choices.end(), [](const Choice& a, const Choice& b) { return a.reach > b.reach; });
+  std::vector<double> reach;
+  for (const Choice& choice : choices) reach.push_back(choice.reach);
+  const size_t count = config_.draft_length > 0
+                           ? choices.size()
+                           : static_cast<size_t>(control_.rows(reach, grown_.decoding, grown_.greedy));
+  for (size_t i = 0; i < count; ++i) choices[i].answer->tree.choose(choices[i].node);
+  for (Answer* answer : drafting_)
+    if (answer->trees) answer->proposed = answer->tree.proposals(&answer->proposals);
+}
+
+// All sequences together, one proposal after the other: chains that are drawn.
+void Engine::draft_chains(int longest) {
   const double start = now();
   const size_t hidden = manifest_.model.hidden_size;
   std::vector<Answer*> rows;
   for (Answer* answer : drafting_)
-    if (answer->source == DraftSource::kHead && answer->proposed > 0) rows.push_back(answer);
+    if (!answer->trees && answer->source == DraftSource::kHead && answer->proposed > 0) rows.push_back(answer);
   std::stable_sort(rows.begin(), rows.end(),
                    [](const Answer* a, const Answer* b) { return a->proposed > b->proposed; });
   draft_states_.resize(rows.size() * hidden);
@@ -108,6 +239,7 @@ void Engine::draft_by_head(int longest) {
         return;
       }
       proposal.token = head_->token(proposal.token);
+      proposal.parent = i - 1;
       draft_inputs_[r] = proposal.token;
     });
   }

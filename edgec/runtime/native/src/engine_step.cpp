@@ -59,6 +59,7 @@ StepOutcome Engine::run_step() {
 void Engine::build_batch() {
   batch_.rows.clear();
   batch_.tables.clear();
+  batch_.branches.clear();
   tables_.clear();
   work_.clear();
   uses_.clear();
@@ -75,6 +76,7 @@ void Engine::build_batch() {
     const int32_t table = static_cast<int32_t>(batch_.tables.size());
     tables_.push_back(scheduler_->block_table(chunk.sequence));  // a copy: `cancel` may forget the sequence meanwhile
     const int32_t* blocks = tables_.back().data();
+    int32_t longest = 0;
     batch_.tables.push_back(blocks);
     for (int32_t p = chunk.start; p < end; ++p) {
       const bool scores = request->score_prompt && answer->index == 0 && p >= request->scored && p + 1 < prompt;
@@ -82,12 +84,15 @@ void Engine::build_batch() {
       const int32_t slot = blocks[p / config_.block_size] * config_.block_size + p % config_.block_size;
       const int32_t token = p < own ? tokens[p] : answer->proposals[p - own].token;
       batch_.rows.push_back({token, p, slot, table, wanted});
-      if (wanted) uses_.push_back({work_.size(), p, scores, 0.0f, {}});
+      if (p >= own) longest = std::max(longest, place_proposal(*answer, p - own, own, blocks));
+      if (wanted)
+        uses_.push_back({work_.size(), batch_.rows.back().position, p < own ? -1 : p - own, scores, 0.0f, {}});
     }
     work_.push_back({});
     Work& work = work_.back();
     work.chunk = chunk;
     work.answer = answer;
+    work.longest = longest;
     work.forks = chunk.samples && !request->forked && request->params.n > 1;
   }
   if (plan_.padding > 0) {  // static batching: rows that are computed for nothing, as far along as the others
@@ -100,6 +105,28 @@ void Engine::build_batch() {
     for (int32_t slot = 0; slot < std::min(plan_.padding, room); ++slot)
       batch_.rows.push_back({0, position, slot, table, true});
   }
+}
+
+// The newest row is a proposal's, in the slot of its number: it stands where its branch puts it, and sees that branch
+// alone. Returns its place, from 1.
+int32_t Engine::place_proposal(const Answer& answer, int32_t proposal, int32_t own, const int32_t* blocks) {
+  int32_t branch[kMostDrafts], length = 0;
+  bool straight = true;  // the table has this branch as it is
+  for (int32_t i = proposal; i >= 0; i = answer.proposals[i].parent) {
+    branch[length++] = i;
+    straight = straight && answer.proposals[i].parent == i - 1;
+  }
+  Batch::Row& row = batch_.rows.back();
+  row.position = own + length - 1;
+  const int32_t place = length;
+  if (straight) return place;
+  row.branch = static_cast<int32_t>(batch_.branches.size());
+  row.branch_length = length;
+  while (length > 0) {
+    const int32_t p = own + branch[--length];
+    batch_.branches.push_back(blocks[p / config_.block_size] * config_.block_size + p % config_.block_size);
+  }
+  return place;
 }
 
 // The model and the sampling, without the lock: `submit` and `cancel` leave what is read here as it is (requests are
@@ -124,8 +151,18 @@ void Engine::compute() {
     }
     sampling += now() - projected;
   }
+  for (const Work& work : work_) keep_branch(work);
   sample_seconds_ += sampling;
   forward_seconds_ += now() - start - sampling;
+}
+
+// Keys and values of the branch that was kept move to where a sequence has them.
+void Engine::keep_branch(const Work& work) {
+  const int32_t own = work.chunk.start + work.chunk.count - work.chunk.drafts, size = config_.block_size;
+  const int32_t* blocks = tables_[static_cast<size_t>(&work - work_.data())].data();
+  const auto slot = [&](int32_t p) { return blocks[p / size] * size + p % size; };
+  for (int32_t i = 0; i < static_cast<int32_t>(work.path.size()); ++i)  // ascending, and no number is below its place
+    if (work.path[i] != i) store_->copy_slot(slot(own + work.path[i]), slot(own + i));
 }
 
 // What can be done at once: each row alone, but the proposals of a sequence one after the other.
@@ -156,7 +193,7 @@ void Engine::use_row(size_t index, float* logits, int thread) {
     return;
   }
   if (!work.forks) {
-    if (!work.ended) verify_row(&work, index, logits, &sampler);
+    if (!work.ended && use.proposal == work.at()) verify_row(&work, index, logits, &sampler);
     return;
   }
   const uint32_t position = static_cast<uint32_t>(use.position + 1);
@@ -169,33 +206,41 @@ void Engine::use_row(size_t index, float* logits, int thread) {
   }
 }
 
-// One position of a sequence that decodes: a proposal to verify, or the token after the last of them.
+// One position of a sequence that decodes: what comes next, and whether it was proposed.
 void Engine::verify_row(Work* work, size_t index, float* logits, Sampler* sampler) {
   static const std::vector<int32_t> kNoTokens;
-  const int32_t vocab = manifest_.model.vocab_size, position = uses_[index].position + 1;
+  const int32_t vocab = manifest_.model.vocab_size, at = uses_[index].proposal;
   Answer& answer = *work->answer;
   const Request& request = *answer.request;
-  const uint32_t sequence = static_cast<uint32_t>(answer.index), place = static_cast<uint32_t>(position);
-  const int proposal = position - (work->chunk.start + work->chunk.count - work->chunk.drafts);
-  if (proposal == work->chunk.drafts) {
-    work->sampled.push_back(
-        sampler->sample(logits, vocab, request.params, &answer.history, request.seed, sequence, place));
-    work->ended = true;
-  } else {
+  const SamplingParams& params = request.params;
+  const uint32_t sequence = static_cast<uint32_t>(answer.index);
+  const uint32_t place = static_cast<uint32_t>(uses_[index].position + 1);
+  int32_t first = at + 1;
+  while (first < work->chunk.drafts && answer.proposals[first].parent != at) ++first;
+  int32_t next = -1;
+  if (first < work->chunk.drafts) work->reached += 1;
+  if (first < work->chunk.drafts && !answer.proposals[first].weights.empty()) {  // drawn, so it stands alone
     bool kept;
-    work->sampled.push_back(sampler->verify(logits, vocab, request.params, &answer.history, request.seed, sequence,
-                                            place, answer.proposals[proposal],
-                                            head_ != nullptr ? head_->tokens() : kNoTokens, &kept));
-    work->kept += kept ? 1 : 0;
-    work->ended = !kept || work->sampled.back().outcome != SampleOutcome::kSampled;
-    // The next position's penalties see what this one gave; `commit` counts it for good.
-    if (!work->ended && request.params.has_penalties()) answer.history.add_answer(work->sampled.back().token);
+    work->sampled.push_back(sampler->verify(logits, vocab, params, &answer.history, request.seed, sequence, place,
+                                            answer.proposals[first], head_ != nullptr ? head_->tokens() : kNoTokens,
+                                            &kept));
+    if (kept) next = first;
+  } else {
+    work->sampled.push_back(sampler->sample(logits, vocab, params, &answer.history, request.seed, sequence, place));
+    for (int32_t i = first; i < work->chunk.drafts && next < 0; ++i)
+      if (answer.proposals[i].parent == at && answer.proposals[i].token == work->sampled.back().token) next = i;
   }
-  if (work->ended) {
-    if (request.params.has_penalties())
-      for (size_t i = 0; i + 1 < work->sampled.size(); ++i) answer.history.remove_answer(work->sampled[i].token);
-    keep_hidden(&answer, index);
+  if (next >= 0) work->path.push_back(next);
+  work->ended = next < 0 || work->sampled.back().outcome != SampleOutcome::kSampled;
+  if (!params.has_penalties() && !work->ended) return;
+  // The next position's penalties see what this one gave; `commit` counts it for good.
+  if (!work->ended) {
+    answer.history.add_answer(work->sampled.back().token);
+    return;
   }
+  if (params.has_penalties())
+    for (size_t i = 0; i + 1 < work->sampled.size(); ++i) answer.history.remove_answer(work->sampled[i].token);
+  keep_hidden(&answer, index);
 }
 
 void Engine::keep_hidden(Answer* answer, size_t use) {
@@ -279,19 +324,50 @@ void Engine::commit(double seconds) {
 // What became of proposals, and what the pass cost, for the decision how many to make.
 void Engine::account_drafts(double seconds) {
   bool decodes_only = true;
+  int tokens = 0;
   for (const Work& work : work_) {
     decodes_only = decodes_only && work.chunk.samples && work.chunk.count == 1 + work.chunk.drafts;
+    tokens += static_cast<int>(work.sampled.size());
+    if (work.answer->trees) judge_guesses(work);
     if (work.chunk.drafts == 0) continue;
-    const int proposed = work.chunk.drafts, kept = static_cast<int>(work.kept);
+    const int kept = static_cast<int>(work.path.size());
     draft_runs_ += 1;
-    drafted_tokens_ += static_cast<uint64_t>(proposed);
-    for (int i = 0; i < std::min(proposed, kept + 1); ++i) {
+    draft_places_ += static_cast<uint64_t>(work.longest);
+    drafted_tokens_ += static_cast<uint64_t>(work.chunk.drafts);
+    for (int i = 0; i < work.reached; ++i) {
       draft_reached_[i] += 1;
       draft_kept_[i] += i < kept ? 1 : 0;
     }
-    control_.verified(work.answer->source, proposed, kept);
+    if (work.answer->trees)
+      judge_candidates(work);
+    else
+      control_.verified(work.answer->source, work.reached, kept);
   }
-  if (decodes_only) control_.stepped(plan_.rows, seconds);
+  if (!decodes_only) return;
+  control_.stepped(plan_.rows, seconds);
+  if (grown_.headed) control_.grown(grown_.decoding, grown_.greedy, tokens, seconds + grown_.seconds);
+}
+
+// How the head's probabilities have turned out, at the places that were looked at.
+void Engine::judge_candidates(const Work& work) {
+  const Answer& answer = *work.answer;
+  int32_t at = -1;
+  for (int i = 0; i < work.reached; ++i) {
+    const int32_t next = i < static_cast<int>(work.path.size()) ? work.path[i] : -1;
+    for (int32_t j = at + 1; j < work.chunk.drafts; ++j)
+      if (answer.proposals[j].parent == at && answer.proposals[j].chance > 0)
+        control_.judged(answer.proposals[j].chance, answer.request->params.greedy(), j == next);
+    at = next;
+  }
+}
+
+// How the text would have gone on as it did before, proposed or not.
+void Engine::judge_guesses(const Work& work) {
+  const Answer& answer = *work.answer;
+  const int known = static_cast<int>(std::min(answer.guesses.size(), work.sampled.size()));
+  int right = 0;
+  while (right < known && work.sampled[right].token == answer.guesses[right]) ++right;
+  if (known > 0) control_.verified(answer.source, known, right);
 }
 
 // The prompt of a request with n sequences is computed: the other n − 1 start from the same blocks, each with its own

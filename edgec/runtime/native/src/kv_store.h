@@ -24,6 +24,8 @@ class KvStore {
   uint8_t* block(int layer_index, int32_t block) { return layer(layer_index) + layout_.block_bytes() * block; }
 
   void copy(int32_t from, int32_t to);
+  // One position's keys and values in every layer; slots are block · block_size + offset.
+  void copy_slot(int32_t from, int32_t to);
   // Give the pages of a block that holds nothing back to the system.
   void discard(int32_t block);
 

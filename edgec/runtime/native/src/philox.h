@@ -13,11 +13,13 @@
 #include <array>
 #include <cstdint>
 
+#include "noise.h"
+
 namespace edgec {
 
 // What the draws at one position are for. Values are part of the contract with the reference server.
 enum class Draw : uint32_t {
-  kToken = 0,     // the token itself, from the target's processed distribution
+  kToken = 0,     // the token itself, from the target's processed distribution: the key of its noise (noise.h)
   kDraft = 1,     // the draft's token
   kAccept = 2,    // whether the draft's token is accepted
   kResidual = 3,  // the token that replaces a rejected one
@@ -36,10 +38,19 @@ inline PhiloxBlock philox4x32(PhiloxBlock counter, std::array<uint32_t, 2> key) 
   return counter;
 }
 
+inline PhiloxBlock random_words(uint64_t seed, uint32_t sequence, uint32_t position, Draw draw) {
+  return philox4x32({sequence, position, static_cast<uint32_t>(draw), 0},
+                    {static_cast<uint32_t>(seed), static_cast<uint32_t>(seed >> 32)});
+}
+
+inline NoiseKey noise_key(uint64_t seed, uint32_t sequence, uint32_t position) {
+  const PhiloxBlock r = random_words(seed, sequence, position, Draw::kToken);
+  return {{r[0], r[1]}};
+}
+
 // Uniform in [0, 1), a multiple of 2⁻⁵³.
 inline double uniform(uint64_t seed, uint32_t sequence, uint32_t position, Draw draw) {
-  const PhiloxBlock r = philox4x32({sequence, position, static_cast<uint32_t>(draw), 0},
-                                   {static_cast<uint32_t>(seed), static_cast<uint32_t>(seed >> 32)});
+  const PhiloxBlock r = random_words(seed, sequence, position, draw);
   return (static_cast<double>(r[0] >> 5) * 67108864.0 + static_cast<double>(r[1] >> 6)) * (1.0 / 9007199254740992.0);
 }
 

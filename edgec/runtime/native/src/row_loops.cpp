@@ -11,7 +11,7 @@ extern const RowLoops kRowLoopsAvx2;  // kernels/row_loops_avx2.cpp
 #endif
 
 const RowLoops& plain_row_loops() {
-  static constexpr RowLoops kPlain = {extent, exponentials, exponential_sum, sum};
+  static constexpr RowLoops kPlain = {extent, exponentials, exponential_sum, sum, race};
   return kPlain;
 }
 

@@ -4,11 +4,19 @@
 
 #include <cstdint>
 
+#include "noise.h"
+
 namespace edgec {
 
 constexpr int32_t kRowBlock = 128;  // a row's sums and maxima are also kept for each block of so many values
 
 inline int32_t row_blocks(int32_t count) { return (count + kRowBlock - 1) / kRowBlock; }
+
+// A token in the race of noise.h: the least times win.
+struct Racer {
+  double time;
+  int32_t at;  // place in the row
+};
 
 struct RowExtent {
   float greatest;
@@ -28,6 +36,10 @@ struct RowLoops {
   double (*exponential_sum)(const float* x, int32_t count, float greatest);
   // Σ x, and each block's in `sums`, which may be null.
   double (*sum)(const float* x, int32_t count, double* sums);
+  // The `places` first of all with a weight, by rising time; of equal ones the lower place first. Returns how many
+  // there are. `tokens` (count) are the numbers that the noise goes by, their places when null; `sums` the blocks'.
+  int32_t (*race)(const float* weights, const int32_t* tokens, int32_t count, const double* sums, NoiseKey key,
+                  int32_t places, Racer* first);
 };
 
 // The fastest for this CPU; and those that any CPU runs.

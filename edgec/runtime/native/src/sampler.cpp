@@ -15,6 +15,8 @@ namespace {
 
 constexpr float kInfinity = std::numeric_limits<float>::infinity();
 constexpr float kNotANumber = std::numeric_limits<float>::quiet_NaN();
+constexpr int32_t kRacers = 8;         // among whom a drafter's probabilities are shared out
+constexpr double kLeastLikely = 1e-4;  // rarer tokens are worth no row of a pass
 
 // Floats as unsigned integers of the same order; −0 counts as 0.
 uint32_t key_of(float x) {
@@ -169,8 +171,9 @@ Sampled Sampler::sample(float* logits, int32_t vocab, const SamplingParams& para
   } else {
     const Processed processed = process(logits, vocab, params, history);
     if (processed.outcome != SampleOutcome::kSampled) return bad_logits();
-    const double u = uniform(seed, sequence, position, Draw::kToken);
-    result.token = draw_from(logits, vocab, sums_.data(), u * processed.total);
+    Racer first = {0.0, -1};
+    row_loops().race(logits, nullptr, vocab, sums_.data(), noise_key(seed, sequence, position), 1, &first);
+    result.token = first.at;
   }
   result.logprob = reported(params, result.token);
   return result;
@@ -179,7 +182,7 @@ Sampled Sampler::sample(float* logits, int32_t vocab, const SamplingParams& para
 Sampled Sampler::verify(float* logits, int32_t vocab, const SamplingParams& params, const History* history,
                         uint64_t seed, uint32_t sequence, uint32_t position, const Proposal& proposal,
                         const std::vector<int32_t>& vocabulary, bool* kept) {
-  if (params.greedy()) {
+  if (params.greedy() || proposal.weights.empty()) {
     const Sampled result = sample(logits, vocab, params, history, seed, sequence, position);
     *kept = result.token == proposal.token;
     return result;
@@ -196,7 +199,6 @@ Sampled Sampler::verify(float* logits, int32_t vocab, const SamplingParams& para
   if (!*kept) {
     const float scale = static_cast<float>(1.0 / p.total), draft_scale = static_cast<float>(1.0 / proposal.total);
     for (int32_t i = 0; i < vocab; ++i) logits[i] *= scale;
-    if (proposal.weights.empty()) logits[proposal.token] = 0.0f;
     for (size_t i = 0; i < proposal.weights.size(); ++i) {
       const float left = logits[vocabulary[i]] - proposal.weights[i] * draft_scale;
       logits[vocabulary[i]] = left > 0.0f ? left : 0.0f;
@@ -233,6 +235,48 @@ void Sampler::propose(float* logits, int32_t vocab, const SamplingParams& params
       draw_from(logits, vocab, sums_.data(), uniform(seed, sequence, position, Draw::kDraft) * proposal->total);
   proposal->weight = logits[proposal->token];
   proposal->weights.assign(logits, logits + vocab);
+}
+
+void Sampler::candidates(float* logits, int32_t vocab, const SamplingParams& params,
+                         const std::vector<int32_t>& vocabulary, uint64_t seed, uint32_t sequence, uint32_t position,
+                         int count, std::vector<Candidate>* out) {
+  out->clear();
+  SamplingParams own;
+  own.temperature = 1.0f;
+  if (!params.greedy()) {
+    own.temperature = params.temperature;
+    own.top_k = params.top_k;
+    own.top_p = params.top_p;
+    own.min_p = params.min_p;
+  }
+  const Processed q = process(logits, vocab, own, nullptr);
+  if (q.outcome != SampleOutcome::kSampled) return;
+  if (!params.greedy()) {
+    Racer first[kRacers];
+    const int32_t found = row_loops().race(logits, vocabulary.data(), vocab, sums_.data(),
+                                           noise_key(seed, sequence, position), kRacers, first);
+    double all = 0;
+    for (int32_t i = 0; i < found; ++i) all += 1.0 / first[i].time;
+    for (int32_t i = 0; i < std::min(found, count); ++i)
+      out->push_back({first[i].at, static_cast<float>(1.0 / first[i].time / all)});
+    return;
+  }
+  const auto before = [](const Candidate& a, const Candidate& b) { return a.probability > b.probability; };
+  const double least = kLeastLikely * q.total;
+  const float scale = static_cast<float>(1.0 / q.total);
+  for (size_t block = 0; block < sums_.size(); ++block) {
+    if (sums_[block] < least) continue;
+    const int32_t start = static_cast<int32_t>(block) * kRowBlock, end = std::min(vocab, start + kRowBlock);
+    for (int32_t i = start; i < end; ++i) {
+      if (logits[i] < least) continue;
+      const Candidate found = {i, logits[i] * scale};
+      if (static_cast<int>(out->size()) == count) {
+        if (!before(found, out->back())) continue;
+        out->pop_back();
+      }
+      out->insert(std::upper_bound(out->begin(), out->end(), found, before), found);
+    }
+  }
 }
 
 // Leaves the weights' block sums in sums_, unless greedy.
@@ -296,11 +340,11 @@ void Sampler::truncate(float* logits, int32_t vocab, const SamplingParams& param
   }
   if (by_count) {
     cut(params.top_k);
-    for (Candidate& c : candidates_) {
+    for (Keepable& c : candidates_) {
       const float z = logits[c.token];
       c.mass = few ? exp_f32((z - greatest) / params.temperature) : weights_[static_cast<size_t>(c.token)];
     }
-    drop([](const Candidate& c) { return !(c.mass > 0.0f); });
+    drop([](const Keepable& c) { return !(c.mass > 0.0f); });
   }
   if (params.top_p < 1.0f) {
     if (by_count) {  // of what top-k keeps
@@ -309,11 +353,11 @@ void Sampler::truncate(float* logits, int32_t vocab, const SamplingParams& param
     }
     cut(mass);
   }
-  if (params.min_p > 0.0f) drop([&](const Candidate& c) { return !(c.mass >= params.min_p); });
+  if (params.min_p > 0.0f) drop([&](const Keepable& c) { return !(c.mass >= params.min_p); });
   scatter(logits, vocab);
 }
 
-// Candidates: the tokens with logits of at least `least`. Their masses are their weights, which are not 0 then; or 1
+// Keepables: the tokens with logits of at least `least`. Their masses are their weights, which are not 0 then; or 1
 // each without weights.
 void Sampler::collect(const float* logits, const float* weights, int32_t vocab, float least) {
   candidates_.clear();
@@ -340,12 +384,12 @@ void Sampler::cut(double wanted) {
   constexpr int kBits[] = {11, 11, 10};
   double above = 0;
   uint32_t prefix = 0;
-  const std::vector<Candidate>* left = &candidates_;
+  const std::vector<Keepable>* left = &candidates_;
   for (int level = 0; level < 3; ++level) {
     const int shift = kShifts[level];
     const uint32_t buckets = uint32_t{1} << kBits[level];
     mass_.assign(buckets, 0.0);
-    for (const Candidate& c : *left) mass_[c.key >> shift & (buckets - 1)] += static_cast<double>(c.mass);
+    for (const Keepable& c : *left) mass_[c.key >> shift & (buckets - 1)] += static_cast<double>(c.mass);
     uint32_t found = buckets;  // the lowest that isn't empty, if rounding keeps `wanted` out of reach
     for (uint32_t bucket = buckets; bucket-- > 0;) {
       if (mass_[bucket] == 0.0) continue;
@@ -354,7 +398,7 @@ void Sampler::cut(double wanted) {
       if (above + mass_[bucket] >= wanted) break;
     }
     prefix = prefix << kBits[level] | found;
-    const auto inside = [&](const Candidate& c) { return c.key >> shift == prefix; };
+    const auto inside = [&](const Keepable& c) { return c.key >> shift == prefix; };
     if (level == 0) {
       narrowed_.clear();
       std::copy_if(candidates_.begin(), candidates_.end(), std::back_inserter(narrowed_), inside);
@@ -365,18 +409,18 @@ void Sampler::cut(double wanted) {
   }
   // What is left has one key, and so one mass: the first token of it is kept, and as many more as it takes.
   int32_t last = -1;
-  for (const Candidate& c : narrowed_) {
+  for (const Keepable& c : narrowed_) {
     if (last >= 0 && above >= wanted) break;
     above += static_cast<double>(c.mass);
     last = c.token;
   }
-  drop([&](const Candidate& c) { return c.key < prefix || (c.key == prefix && c.token > last); });
+  drop([&](const Keepable& c) { return c.key < prefix || (c.key == prefix && c.token > last); });
 }
 
 // The row becomes the candidates' masses, and 0 elsewhere.
 void Sampler::scatter(float* logits, int32_t vocab) const {
   std::fill(logits, logits + vocab, 0.0f);
-  for (const Candidate& c : candidates_) logits[c.token] = c.mass;
+  for (const Keepable& c : candidates_) logits[c.token] = c.mass;
 }
 
 std::vector<TokenProbability> Sampler::probabilities(float* logits, int32_t vocab, const SamplingParams& params,

@@ -11,8 +11,8 @@
 //   6. top-k: the k greatest z; of equal ones the lowest ids
 //   7. top-p: in descending z (equal: ascending id), tokens before which less than top_p · Σ w has been seen
 //   8. min-p: tokens with w ≥ min_p · w_max = min_p
-//   9. the draw, by inverse CDF in **ascending token id**: the first kept token at which Σ w > u · (Σ over all kept w),
-//      sums in double; u is `uniform(seed, sequence, position, Draw::kToken)` of philox.h
+//   9. the draw: of the kept tokens the one with the least E / w, E being its noise at this position (noise.h), the
+//      quotient in double; of equal ones the lowest id
 // Every sum has a fixed order that no vector width changes, so the token is the same on every machine.
 #ifndef EDGEC_SAMPLER_H_
 #define EDGEC_SAMPLER_H_
@@ -75,6 +75,14 @@ struct Proposal {
   float weight = 1;            // the token's, among …
   double total = 1;            // … Σ of …
   std::vector<float> weights;  // … the drafter's over its own vocabulary; empty when it proposes this token for certain
+  int32_t parent = -1;         // the proposal that this one follows; −1: the newest token
+  float chance = 0;            // of being kept when its parent was, in a head's view; 0: it has none
+};
+
+// What could come next, in a drafter's view.
+struct Candidate {
+  int32_t token;  // an index into its vocabulary
+  float probability;
 };
 
 // Holds scratch, so one per thread; carries nothing from one call to the next.
@@ -87,8 +95,9 @@ class Sampler {
   // One position of Algorithm 1 of Leviathan et al., "Fast Inference from Transformers via Speculative Decoding"
   // (2023): the proposal x ~ q is kept with probability min(1, p(x) / q(x)), else the token comes from max(0, p − q),
   // normalised. So it is distributed as p, whatever q is. p is what `sample` draws from; u for keeping is
-  // Draw::kAccept's, for the replacement Draw::kResidual's. Greedy: the proposal is kept when it is the token that
-  // `sample` gives. `vocabulary` are the tokens of proposal.weights, ascending.
+  // Draw::kAccept's, for the replacement Draw::kResidual's. Where greedy, or x was proposed for certain (q(x) = 1), it
+  // is kept when it is the token that `sample` gives: as often, and no token changes. `vocabulary` are the tokens of
+  // proposal.weights, ascending.
   Sampled verify(float* logits, int32_t vocab, const SamplingParams& params, const History* history, uint64_t seed,
                  uint32_t sequence, uint32_t position, const Proposal& proposal, const std::vector<int32_t>& vocabulary,
                  bool* kept);
@@ -98,6 +107,13 @@ class Sampler {
   void propose(float* logits, int32_t vocab, const SamplingParams& params, uint64_t seed, uint32_t sequence,
                uint32_t position, Proposal* proposal);
 
+  // The `count` tokens that `sample` most likely gives at this position, if a drafter's `logits` (vocab), which are
+  // overwritten, are near the model's: most likely first. Greedy: the most likely ones. Else those that win the race
+  // with the drafter's weights and the position's noise; `vocabulary` has the numbers of its tokens. Temperature,
+  // top-k, top-p and min-p apply, bias and penalties don't. None for bad logits.
+  void candidates(float* logits, int32_t vocab, const SamplingParams& params, const std::vector<int32_t>& vocabulary,
+                  uint64_t seed, uint32_t sequence, uint32_t position, int count, std::vector<Candidate>* out);
+
   // Steps 2 to 8: `logits` becomes weights (0 for what was removed). Greedy leaves weight 1 on one token. Speculation
   // compares and subtracts two of these.
   Processed process(float* logits, int32_t vocab, const SamplingParams& params, const History* history);
@@ -106,7 +122,8 @@ class Sampler {
   std::vector<TokenProbability> probabilities(float* logits, int32_t vocab, const SamplingParams& params,
                                               const History* history);
 
-  // Step 9 with a u from outside, for weights from anywhere; `total` is `weight_sum` of them.
+  // A draw by inverse CDF in ascending token id, for weights from anywhere; `total` is `weight_sum` of them, sums are
+  // in double. A drafter's own tokens, and those that replace rejected ones, are drawn so.
   static int32_t draw(const float* weights, int32_t vocab, double total, double u);
   static double weight_sum(const float* weights, int32_t vocab);
 
@@ -115,7 +132,7 @@ class Sampler {
 
  private:
   // A token that top-k or top-p may keep: `key` orders as its logit does, `mass` counts towards what they want.
-  struct Candidate {
+  struct Keepable {
     uint32_t key;
     float mass;
     int32_t token;
@@ -135,8 +152,8 @@ class Sampler {
   float shift_ = 0, log_sum_ = 0;        // of `raw_`: a log-probability is (z − shift) − log_sum
   std::vector<float> maxima_, ordered_;  // (row blocks)
   std::vector<double> sums_;             // (row blocks)
-  std::vector<Candidate> candidates_;    // ascending by token
-  std::vector<Candidate> narrowed_;      // scratch of `cut`
+  std::vector<Keepable> candidates_;     // ascending by token
+  std::vector<Keepable> narrowed_;       // scratch of `cut`
   std::vector<double> mass_;             // scratch of `cut`: of each bucket of keys
 };
 

@@ -84,7 +84,7 @@ TEST(sampler_gives_the_same_bits_everywhere) {
     for (const edgec_token_logprob& top : sampled.top) hash.add(&top, sizeof(top));
     hash.add(logits.data(), logits.size() * sizeof(float));
   }
-  CHECK_EQ(hash.value, uint64_t{11627833122283665876u});
+  CHECK_EQ(hash.value, uint64_t{14697440791888902166u});
 }
 
 TEST(row_loops_of_every_instruction_set_give_the_same_bits) {
@@ -116,6 +116,60 @@ TEST(row_loops_of_every_instruction_set_give_the_same_bits) {
       exact += std::exp(static_cast<double>(value) - static_cast<double>(extents[0].greatest));
     CHECK(std::abs(totals[0][1] / exact - 1) < 1e-6);
   }
+}
+
+// Against every clock, computed one by one.
+TEST(race_finds_the_first_places_on_every_instruction_set) {
+  const edgec::NoiseKey key = edgec::noise_key(7, 1, 30);
+  for (int32_t count : {1, 5, 8, 127, 128, 131, 1003}) {
+    const auto size = static_cast<size_t>(count);
+    std::vector<float> weights = row(count, static_cast<uint64_t>(count));
+    std::vector<int32_t> numbers(size);
+    for (size_t i = 0; i < size; ++i) {
+      weights[i] = i % 3 == 1 ? 0.0f : std::exp(weights[i]);
+      numbers[i] = static_cast<int32_t>(3 * i + 2);
+    }
+    std::vector<double> sums(static_cast<size_t>(edgec::row_blocks(count)));
+    edgec::row_loops().sum(weights.data(), count, sums.data());
+    for (const int32_t* tokens : {static_cast<const int32_t*>(nullptr), static_cast<const int32_t*>(numbers.data())}) {
+      std::vector<edgec::Racer> all;
+      for (int32_t i = 0; i < count; ++i) {
+        const uint32_t number = static_cast<uint32_t>(tokens == nullptr ? i : tokens[i]);
+        const double time = edgec::noise_time(edgec::noise_bits(key, number));
+        if (weights[i] > 0) all.push_back({time / static_cast<double>(weights[i]), i});
+      }
+      std::stable_sort(all.begin(), all.end(), [](const auto& a, const auto& b) { return a.time < b.time; });
+      for (const edgec::RowLoops* loops : {&edgec::plain_row_loops(), &edgec::row_loops()}) {
+        for (const int32_t places : {1, 4, 8}) {
+          edgec::Racer first[8];
+          const int32_t placed = loops->race(weights.data(), tokens, count, sums.data(), key, places, first);
+          const int32_t wanted_places = std::min(places, static_cast<int32_t>(all.size()));
+          CHECK_EQ(placed, wanted_places);
+          for (int32_t i = 0; i < placed; ++i) {
+            CHECK_EQ(first[i].at, all[static_cast<size_t>(i)].at);
+            CHECK(first[i].time == all[static_cast<size_t>(i)].time);
+          }
+        }
+      }
+    }
+  }
+}
+
+TEST(noise_is_exponential_and_its_logarithm_exact) {
+  for (const uint32_t bits :
+       {0u, 1u, 255u, 1u << 20, 0x40000000u, 0x4AFB0CCCu, 0x4AFB0CCDu, 0x80000000u, 0xFFFFFFFFu}) {
+    const double exact = -std::log1p(-(static_cast<double>(bits) + 0.5) / 4294967296.0);
+    CHECK(std::abs(edgec::noise_time(bits) / exact - 1) < 1e-14);
+  }
+  double sum = 0, squares = 0;
+  constexpr int kCount = 200000;
+  for (uint32_t token = 0; token < kCount; ++token) {
+    const double time = edgec::noise_time(edgec::noise_bits(edgec::noise_key(3, 0, 5), token));
+    sum += time;
+    squares += time * time;
+  }
+  CHECK(std::abs(sum / kCount - 1) < 0.01);
+  CHECK(std::abs(squares / kCount - 2) < 0.05);
 }
 
 TEST(sampler_ties_go_to_the_lowest_token) {

@@ -6,6 +6,7 @@
 #include <numeric>
 
 #include "draft_control.h"
+#include "draft_tree.h"
 #include "ngram.h"
 #include "sampler.h"
 #include "session.h"
@@ -24,11 +25,12 @@ struct Bundle {
   std::string folder;
 };
 
-edgec_engine_options with(int32_t speculation, int32_t draft_length) {
+edgec_engine_options with(int32_t speculation, int32_t draft_length, int32_t draft_width = 0) {
   edgec_engine_options options = EDGEC_ENGINE_OPTIONS_INIT;
   options.threads = 1;
   options.speculation = speculation;
   options.draft_length = draft_length;
+  options.draft_width = draft_width;
   return options;
 }
 
@@ -72,6 +74,44 @@ TEST(speculation_at_temperature_0_is_plain_decoding_for_every_length_and_batch) 
     }
   }
   CHECK(kept > 100);  // or nothing was verified
+}
+
+// Not only the distribution: the tokens, seed by seed, whatever branch they came from.
+TEST(trees_of_proposals_change_no_token_at_any_temperature) {
+  const Bundle bundle;
+  edgec_sampling narrow = sampled(30, 5);
+  narrow.temperature = 0.6f;
+  narrow.top_k = 12;
+  narrow.repetition_penalty = 1.2f;
+  narrow.logprobs = 2;
+  uint64_t kept = 0, reached = 0;
+  for (const edgec_sampling& sampling : {greedy(30), sampled(30, 11), narrow}) {
+    for (const int32_t block_size : {4, 16}) {
+      for (const int32_t kv : {EDGEC_KV_INT8, EDGEC_KV_FP16, EDGEC_KV_FP32}) {
+        edgec_engine_options off = with(EDGEC_SPECULATION_OFF, 0);
+        off.block_size = block_size;
+        off.kv_dtype = kv;
+        const std::vector<Heard> plain = answers(bundle, off, sampling, 1);
+        for (const int length : {0, 1, 2, 3, 8}) {
+          for (const int width : {2, 4}) {
+            for (const int batch : {1, 8}) {
+              edgec_engine_options options = off;
+              options.speculation = length == 3 ? EDGEC_SPECULATION_BOTH : EDGEC_SPECULATION_HEAD;
+              options.draft_length = length;
+              options.draft_width = width;
+              edgec_stats stats;
+              CHECK(answers(bundle, options, sampling, batch, &stats) == plain);
+              CHECK_EQ(stats.answer_tokens, uint64_t{8 * 30});
+              for (const uint64_t count : stats.draft_kept) kept += count;
+              for (const uint64_t count : stats.draft_reached) reached += count;
+            }
+          }
+        }
+      }
+    }
+  }
+  CHECK(kept > 300);          // or nothing was verified
+  CHECK(reached > 2 * kept);  // or nothing was thrown away
 }
 
 TEST(speculation_at_temperature_0_keeps_penalties_bias_logprobs_and_limits) {
@@ -285,7 +325,7 @@ std::pair<double, double> deviation(const Verifier& verifier, const Game& game) 
   double bonus_count = 0;
   for (int i = 0; i < kRuns; ++i) {
     int32_t first = -1, bonus = -1;
-    verifier(game, sampler, static_cast<uint64_t>(i) * 977 + 3, &first, &bonus);
+    verifier(game, sampler, static_cast<uint64_t>(i) * 1013 + 7, &first, &bonus);
     firsts[first] += 1;
     if (bonus >= 0) {
       bonuses[bonus] += 1;
@@ -332,6 +372,7 @@ TEST(speculation_keeps_the_distribution_under_every_option) {
     if (option == 2) game.params.min_p = 0.15f;
     if (option == 3) game.params.logit_bias = {{2, 1.5f}, {3, -2.0f}, {10, 1.0f}};
     const std::pair<double, double> right = deviation(ours, game);
+
     CHECK(right.first < 4.0);
     CHECK(right.second < 4.0);
   }
@@ -418,6 +459,90 @@ TEST(draft_control_stops_what_does_not_pay_and_tries_again) {
   CHECK(late <= 4);  // … but ever more rarely
   DraftControl fixed(5);
   CHECK_EQ(fixed.length(DraftSource::kHead, 8, 8), 5);
+}
+
+// A head whose candidates are kept with probability `alpha` at each of eight places, one behind the other; a row more
+// costs a pass `row_cost` of its time, and a level of drafting `draft_cost`.
+struct Grove {
+  double rows = 0, tokens = 0, seconds = 0, asked = 0;
+
+  Grove(double alpha, double row_cost, double draft_cost, float chance, int decoding = 1) {
+    DraftControl control(0);
+    uint32_t state = 1;
+    for (int step = 0; step < 4000; ++step) {
+      std::vector<double> reach;
+      double time = 0, run = 1;
+      const bool asks = control.trees_pay(decoding, true);
+      for (int level = 0; asks && level < 8; ++level) {
+        if (level > 0 && !control.deeper(run * decoding, decoding, true)) break;
+        run *= control.likely(chance, true);
+        for (int i = 0; i < decoding; ++i) reach.push_back(run);
+        time += draft_cost;
+      }
+      if (asks) control.drafted(static_cast<int>(reach.size()) / decoding, time);
+      const int count = asks ? control.rows(reach, decoding, true) : 0;
+      time += 1.0 + row_cost * count;
+      control.stepped(decoding + count, 1.0 + row_cost * count);
+      int said = 0;
+      for (int i = 0; i < decoding; ++i) {
+        const int own = count / decoding + (i < count % decoding ? 1 : 0);
+        int kept = 0;
+        while (kept < own) {
+          const bool right = ((state = state * 1664525u + 1013904223u) >> 8) % 1000 < 1000 * alpha;
+          control.judged(chance, true, right);
+          if (!right) break;
+          ++kept;
+        }
+        said += 1 + kept;
+      }
+      if (asks) control.grown(decoding, true, said, time);
+      if (step < 1000) continue;
+      rows += count;
+      asked += asks ? 1 : 0;
+      tokens += said;
+      seconds += time;
+    }
+  }
+  double speed(int decoding = 1) const { return tokens / seconds / decoding; }
+};
+
+TEST(draft_control_grows_trees_as_large_as_pays) {
+  const Grove cheap(0.9, 0.02, 0.02, 0.3f), middling(0.6, 0.1, 0.05, 0.9f), hardly(0.3, 0.2, 0.3, 0.9f);
+  CHECK(cheap.speed() > 3);  // though the head thought little of its candidates
+  CHECK(middling.speed() > 1.25);
+  CHECK(middling.rows < cheap.rows);
+  CHECK(hardly.speed() > 0.97);
+  CHECK(hardly.asked < 300);                     // of 3000: it would cost
+  CHECK(hardly.asked > 0);                       // but is tried again
+  const Grove crowd(0.6, 0.125, 0.05, 0.6f, 8);  // each row costs what a sequence does
+  CHECK(crowd.speed(8) > 0.97);
+}
+
+TEST(draft_tree_keeps_branches_together) {
+  DraftTree tree;
+  tree.add(-1, 10, 0.5f, 0.5, 0);  // 0
+  tree.add(-1, 11, 0.3f, 0.3, 0);  // 1
+  tree.add(1, 20, 0.9f, 0.9, 1);   // 2, of 0.27
+  tree.add(0, 21, 0.6f, 0.6, 0);   // 3, of 0.3
+  tree.add(0, 22, 0.2f, 0.2, 0);   // 4, of 0.1
+  CHECK(tree.frontier(2) == (std::vector<int32_t>{3, 2}));
+  const int32_t guesses[] = {11, 20, 30};
+  const double likely[] = {0.8, 0.9, 0.5};
+  tree.merge(guesses, 3, likely);  // the head's own nodes become likelier, and one is new
+  CHECK_EQ(tree.nodes().size(), size_t{6});
+  CHECK(tree.nodes()[1].reach == 0.8);
+  CHECK(tree.nodes()[2].reach == 0.8 * 0.9);
+  CHECK_EQ(tree.nodes()[5].parent, 2);
+  CHECK(tree.nodes()[5].chance == 0.0f);
+  for (const int32_t node : {1, 2, 0, 3}) tree.choose(node);
+  std::vector<Proposal> proposals(8);
+  const int count = tree.proposals(&proposals);
+  CHECK_EQ(count, 4);
+  const int32_t tokens[] = {10, 21, 11, 20}, parents[] = {-1, 0, -1, 2};
+  for (int i = 0; i < count; ++i) {
+    CHECK_EQ(proposals[i].token, tokens[i]);
+    CHECK_EQ(proposals[i].parent, parents[i]);
+  }
 }
 
 TEST(draft_control_prefers_who_is_kept_more_often) {

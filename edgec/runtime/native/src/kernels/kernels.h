@@ -78,6 +78,9 @@ struct KvLayout {
   size_t scales() const { return type == KvType::kInt8 ? sizeof(float) * block_size : 0; }
   size_t head_bytes() const { return 2 * (plane() + scales()); }
   size_t block_bytes() const { return head_bytes() * kv_heads; }
+
+  // One position's key and value of one KV head, from one block's head to another's.
+  void copy_position(const uint8_t* from, int from_offset, uint8_t* to, int to_offset) const;
 };
 
 // A few query rows of one sequence, for the query heads that share one KV head.
@@ -94,6 +97,10 @@ struct AttentionTask {
   int kv_head;
   float scale;     // on the scores
   float* scratch;  // attention_scratch(...) floats
+  // Rows whose last positions don't lie where the table says: for each, null or blocks of this head, (head_bytes) each,
+  // instead of the table's from block `tail_blocks` on. May be null.
+  const uint8_t* const* tails = nullptr;
+  const int* tail_blocks = nullptr;
 };
 
 // Rows that an AttentionTask may have.

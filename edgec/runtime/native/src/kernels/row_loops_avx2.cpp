@@ -8,7 +8,7 @@
 namespace edgec {
 
 extern const RowLoops kRowLoopsAvx2;
-const RowLoops kRowLoopsAvx2 = {extent, exponentials, exponential_sum, sum};
+const RowLoops kRowLoopsAvx2 = {extent, exponentials, exponential_sum, sum, race};
 
 }  // namespace edgec
 
