@@ -27,8 +27,10 @@ from collections.abc import Callable
 from pathlib import Path
 
 from edgec.runtime import Engine, EngineOptions, Request, Sampling
-from edgec.runtime.abi import Batching
+from edgec.runtime.abi import Batching, Speculation
 from edgec.runtime.bandwidth import read_bandwidth
+
+PLAIN = Speculation.OFF  # benchmarks/speculation.py measures the other
 
 
 def fresh(length: int, seed: int) -> list[int]:
@@ -106,7 +108,9 @@ def line(what: str, ours: float, unit: str, **against: float | None) -> None:
 
 
 def peers(bundle: Path, llama: Llama | None, threads: int, repeats: int) -> None:
-    options = EngineOptions(threads=threads, max_batch=16, prefix_cache=False, memory_budget=600_000_000, context=1024)
+    options = EngineOptions(
+        threads=threads, max_batch=16, prefix_cache=False, memory_budget=600_000_000, context=1024, speculation=PLAIN
+    )
     with Engine(bundle, options) as engine:
         prefill_rate(engine, 64, 10**6)  # warm
         per_token = int(engine.description["bytes_per_token_read"])
@@ -149,7 +153,13 @@ def batching(bundle: Path, threads: int) -> None:
     rates = {}
     for kind in (Batching.CONTINUOUS, Batching.STATIC):
         options = EngineOptions(
-            threads=threads, max_batch=16, context=512, prefix_cache=False, batching=kind, memory_budget=600_000_000
+            threads=threads,
+            max_batch=16,
+            context=512,
+            prefix_cache=False,
+            batching=kind,
+            memory_budget=600_000_000,
+            speculation=PLAIN,
         )
         with Engine(bundle, options) as engine:
             start = time.perf_counter()
@@ -167,7 +177,13 @@ def batching(bundle: Path, threads: int) -> None:
     print(f"{'continuous ÷ static':<34} {rates[Batching.CONTINUOUS] / rates[Batching.STATIC]:9.2f} ×")
     for size in (4, 8, 16, 32, 64):
         options = EngineOptions(
-            threads=threads, max_batch=16, context=512, prefix_cache=False, block_size=size, memory_budget=600_000_000
+            threads=threads,
+            max_batch=16,
+            context=512,
+            prefix_cache=False,
+            block_size=size,
+            memory_budget=600_000_000,
+            speculation=PLAIN,
         )
         with Engine(bundle, options) as engine:
             for prompt, length in trace[:32]:

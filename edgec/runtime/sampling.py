@@ -47,8 +47,8 @@ class Sampling:
     """Strings that end the answer and are not part of it."""
     stop_tokens: tuple[int, ...] = ()
     speculate: bool | None = None
-    """Whether the engine may speculate. None: unless there are a seed and a temperature, since above temperature 0 the
-    tokens (not their distribution) depend on how far it drafts, and that on measured times."""
+    """Whether the engine may speculate. None: yes, but a head draws no chains where there are a seed and a temperature,
+    since then the tokens (not their distribution) depend on how far it drafts, and that on measured times."""
 
     def with_seed(self) -> Sampling:
         """The same with a seed from the system, where one is needed and none was given: nobody asks for it again."""

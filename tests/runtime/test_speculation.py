@@ -1,4 +1,4 @@
-"""Speculation on SmolLM2: at temperature 0 it changes no bit, at 1 not the distribution."""
+"""Speculation on SmolLM2: no bit changes at temperature 0, nor at 1 where nothing is drawn; never the distribution."""
 
 from __future__ import annotations
 
@@ -71,6 +71,20 @@ def test_smollm2_says_bitwise_the_same_at_temperature_0(smollm2: Path) -> None:
             stats = engine.stats()
             assert sum(stats.draft_kept) > 30 and stats.draft_kept[length - 1] > 0
             assert stats.drafted_tokens > sum(stats.draft_kept)  # and some are rejected
+
+
+@pytest.mark.network
+def test_smollm2_keeps_its_seeds_words_at_temperature_1(smollm2: Path) -> None:
+    """By default, as many proposals as pay: when they are made depends on the clock, what is said doesn't."""
+    texts = ["one two three four " * 40, *(text for _, templated, text in PROMPTS if not templated)]
+    sampling = Sampling(max_tokens=40, temperature=1.0, seed=11, logprobs=0, ignore_eos=True)
+    with open_engine(smollm2, context=512) as engine:
+        asked = tokens_of(engine, texts)
+        plain = ask(engine, asked, sampling, batch=3)
+        assert engine.stats().drafted_tokens == 0
+    with open_engine(smollm2, Speculation.AUTO, context=512) as engine:
+        assert [ask(engine, asked, sampling, batch) for batch in (1, 3)] == [plain, plain]
+        assert sum(engine.stats().draft_kept) > 5
 
 
 @pytest.mark.network
