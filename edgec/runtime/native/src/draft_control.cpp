@@ -15,7 +15,8 @@ constexpr int32_t kFirstRest = 32, kLongestRest = 512;  // steps between trials
 constexpr int kTrial = 3;
 constexpr int32_t kTreeTrial = 24;     // steps: fewer say little, an answer being a matter of luck
 constexpr int64_t kPlainAgain = 128;   // steps after which a plain pass is timed again
-constexpr int32_t kExplore = 64;       // steps after which a tree is as large as it can be
+constexpr int32_t kExploreFirst = 6;   // trees that are as large as they can be, to see what rows cost;
+constexpr int32_t kExplore = 64;       // and one in so many
 constexpr int kExploredRows = 8;       // then, for one sequence: what tiles of rows hold
 constexpr double kForgetTrees = 0.98;  // per step with trees
 constexpr double kPrior = 8;           // outcomes that the drafter's own probability counts for
@@ -148,9 +149,17 @@ void DraftControl::judged(float chance, bool greedy, bool kept) {
   judged.kept /= 2;
 }
 
+void DraftControl::Rate::add(int tokens_now, double seconds_now) {
+  // As in `blend`: a step that was interrupted says little.
+  const double usual = steps > 0 ? seconds * (1.0 - kForgetTrees) / (1.0 - std::pow(kForgetTrees, steps)) : seconds_now;
+  tokens = kForgetTrees * tokens + tokens_now;
+  seconds = kForgetTrees * seconds + std::min(seconds_now, 2.0 * usual);
+  steps += 1;
+}
+
 double DraftControl::seconds_per_token(int decoding, bool greedy) const {
-  const Crowd& crowd = crowds_[crowd_of(decoding, greedy)];
-  return crowd.steps < kTreeTrial ? seconds(decoding) / decoding : crowd.seconds / crowd.tokens;
+  const Rate& all = crowds_[crowd_of(decoding, greedy)].all;
+  return all.steps < kTreeTrial ? seconds(decoding) / decoding : all.seconds / all.tokens;
 }
 
 bool DraftControl::trees_pay(int decoding, bool greedy) {
@@ -160,16 +169,16 @@ bool DraftControl::trees_pay(int decoding, bool greedy) {
     crowd.rest -= 1;
     return false;
   }
-  if (crowd.steps < kTreeTrial) return true;
+  const Rate& rate = crowd.by_head;
+  if (rate.steps < kTreeTrial) return true;
   if (decoding <= kMostRows && steps_ - step_measured_[static_cast<size_t>(decoding)] > kPlainAgain) return false;
-  if (crowd.tokens / crowd.seconds > decoding / seconds(decoding)) {
+  if (rate.tokens / rate.seconds > decoding / seconds(decoding)) {
     crowd.backoff = kFirstRest;
     return true;
   }
-  const int32_t backoff = crowd.backoff;
-  crowd = Crowd();
-  crowd.rest = backoff;
-  crowd.backoff = std::min(2 * backoff, kLongestRest);
+  crowd.by_head = Rate();
+  crowd.rest = crowd.backoff;
+  crowd.backoff = std::min(2 * crowd.backoff, kLongestRest);
   return false;
 }
 
@@ -178,13 +187,13 @@ bool DraftControl::deeper(double reach, int decoding, bool greedy) const {
 }
 
 int DraftControl::rows(const std::vector<double>& reach, int decoding, bool greedy) {
-  const int32_t steps = crowds_[crowd_of(decoding, greedy)].steps;
   const int count = static_cast<int>(reach.size());
-  if (decoding < kExploredRows && (steps < kTreeTrial / 4 || steps % kExplore == 0))
+  if (count == 0 || weight_ == 0.0) return latest_ = 0;
+  const int32_t choice = crowds_[crowd_of(decoding, greedy)].choices++;
+  if (decoding < kExploredRows && (choice < kExploreFirst || choice % kExplore == 0))
     return latest_ = std::min(count, kExploredRows - decoding);
-  const double worth = seconds_per_token(decoding, greedy);
-  double gain = 0, most = 0, pass = seconds(decoding);
-  const double plain = pass;
+  const double worth = seconds_per_token(decoding, greedy), plain = seconds(decoding);
+  double gain = 0, most = 0, pass = plain;
   int best = 0;
   for (int i = 0; i < count; ++i) {
     gain += reach[static_cast<size_t>(i)];
@@ -197,14 +206,10 @@ int DraftControl::rows(const std::vector<double>& reach, int decoding, bool gree
   return latest_ = best;
 }
 
-void DraftControl::grown(int decoding, bool greedy, int tokens, double seconds) {
+void DraftControl::grown(int decoding, bool greedy, bool headed, int tokens, double seconds) {
   Crowd& crowd = crowds_[crowd_of(decoding, greedy)];
-  crowd.tokens = kForgetTrees * crowd.tokens + tokens;
-  // As in `blend`: a step that was interrupted says little.
-  const double usual =
-      crowd.steps > 0 ? crowd.seconds * (1.0 - kForgetTrees) / (1.0 - std::pow(kForgetTrees, crowd.steps)) : seconds;
-  crowd.seconds = kForgetTrees * crowd.seconds + std::min(seconds, 2.0 * usual);
-  crowd.steps += 1;
+  crowd.all.add(tokens, seconds);
+  if (headed) crowd.by_head.add(tokens, seconds);
 }
 
 }  // namespace edgec

@@ -51,8 +51,9 @@ class DraftControl {
   bool deeper(double reach, int decoding, bool greedy) const;
   // How many rows to take, `reach` being theirs, descending.
   int rows(const std::vector<double>& reach, int decoding, bool greedy);
-  // A step with trees: tokens of all decoding sequences, and the time of drafting and of the pass.
-  void grown(int decoding, bool greedy, int tokens, double seconds);
+  // A step with trees, in which the head proposed or didn't: tokens of all decoding sequences, and the time of drafting
+  // and of the pass.
+  void grown(int decoding, bool greedy, bool headed, int tokens, double seconds);
 
  private:
   static constexpr int kMostRows = 64;
@@ -63,10 +64,18 @@ class DraftControl {
     double kept = 0, seen = 0;
   };
 
+  struct Rate {  // of late
+    double tokens = 0, seconds = 0;
+    int32_t steps = 0;
+
+    void add(int tokens_now, double seconds_now);
+  };
+
   // Of trees, for so many sequences.
   struct Crowd {
-    double tokens = 0, seconds = 0;  // of late
-    int32_t steps = 0, rest = 0, backoff;
+    Rate by_head, all;    // steps in which the head proposed; and all with trees
+    int32_t choices = 0;  // of rows
+    int32_t rest = 0, backoff;
 
     Crowd();
   };

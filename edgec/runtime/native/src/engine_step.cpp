@@ -345,7 +345,8 @@ void Engine::account_drafts(double seconds) {
   }
   if (!decodes_only) return;
   control_.stepped(plan_.rows, seconds);
-  if (grown_.headed) control_.grown(grown_.decoding, grown_.greedy, tokens, seconds + grown_.seconds);
+  if (grown_.decoding > 0)
+    control_.grown(grown_.decoding, grown_.greedy, grown_.headed, tokens, seconds + grown_.seconds);
 }
 
 // How the head's probabilities have turned out, at the places that were looked at.

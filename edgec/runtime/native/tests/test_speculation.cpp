@@ -495,7 +495,7 @@ struct Grove {
         }
         said += 1 + kept;
       }
-      if (asks) control.grown(decoding, true, said, time);
+      if (asks) control.grown(decoding, true, true, said, time);
       if (step < 1000) continue;
       rows += count;
       asked += asks ? 1 : 0;
