@@ -13,7 +13,7 @@ constexpr double kDraftShare = 0.08;  // of a pass that one proposal costs, unti
 constexpr double kMargin = 1.02;      // what it has to gain, so that noise doesn't switch it on
 constexpr int32_t kFirstRest = 32, kLongestRest = 512;  // steps between trials
 constexpr int kTrial = 3;
-constexpr int32_t kTreeTrial = 24;     // steps: fewer say little, an answer being a matter of luck
+constexpr int32_t kTreeTrial = 32;     // sequences' steps: fewer say little, an answer being a matter of luck
 constexpr int64_t kPlainAgain = 128;   // steps after which a plain pass is timed again
 constexpr int32_t kExploreFirst = 6;   // trees that are as large as they can be, to see what rows cost;
 constexpr int32_t kExplore = 64;       // and one in so many
@@ -22,7 +22,7 @@ constexpr double kForgetTrees = 0.98;  // per step with trees
 constexpr double kPrior = 8;           // outcomes that the drafter's own probability counts for
 constexpr double kMostJudged = 400;
 constexpr double kFirstChance = 0.5;  // of a further level to be kept
-constexpr int64_t kStale = 256;  // steps after which a measured time says nothing of now: clocks and neighbours change
+constexpr int64_t kStale = 2048;  // steps after which a measured time says nothing of now: clocks and neighbours change
 
 void blend(double* value, double newest) {
   // A step that the system interrupted says little: it counts as at most twice the usual.
@@ -71,13 +71,23 @@ void DraftControl::verified(DraftSource source, int proposed, int kept) {
   }
 }
 
+// As measured lately; between two sizes that were, in proportion; else by the line through recent steps, and no less
+// than a smaller size.
 double DraftControl::seconds(int rows) const {
-  if (rows <= kMostRows && step_seconds_[rows] > 0.0 && steps_ - step_measured_[rows] <= kStale) {
-    return step_seconds_[rows];
+  const auto known = [&](int r) { return step_seconds_[r] > 0.0 && steps_ - step_measured_[r] <= kStale; };
+  int below = std::min(rows, kMostRows), above = rows;
+  while (below > 0 && !known(below)) --below;
+  while (above <= kMostRows && !known(above)) ++above;
+  if (below == rows) return step_seconds_[rows];
+  if (below > 0 && above <= kMostRows) {
+    const double share = static_cast<double>(rows - below) / (above - below);
+    return step_seconds_[below] + share * (step_seconds_[above] - step_seconds_[below]);
   }
   const double mean_x = x_ / weight_, mean_y = y_ / weight_;
   const double slope = row_share_ * mean_y / (1.0 + row_share_ * (mean_x - 1.0));
-  return std::max(mean_y + slope * (rows - mean_x), 0.1 * mean_y);
+  const double line = std::max(mean_y + slope * (rows - mean_x), 0.1 * mean_y);
+  if (below > 0) return std::max(line, step_seconds_[below] + slope * (rows - below));
+  return above <= kMostRows ? std::min(line, step_seconds_[above]) : line;
 }
 
 DraftControl::Choice DraftControl::best(DraftSource source, int proposing, int decoding) const {
@@ -159,7 +169,7 @@ void DraftControl::Rate::add(int tokens_now, double seconds_now) {
 
 double DraftControl::seconds_per_token(int decoding, bool greedy) const {
   const Rate& all = crowds_[crowd_of(decoding, greedy)].all;
-  return all.steps < kTreeTrial ? seconds(decoding) / decoding : all.seconds / all.tokens;
+  return all.steps * decoding < kTreeTrial ? seconds(decoding) / decoding : all.seconds / all.tokens;
 }
 
 bool DraftControl::trees_pay(int decoding, bool greedy) {
@@ -170,7 +180,7 @@ bool DraftControl::trees_pay(int decoding, bool greedy) {
     return false;
   }
   const Rate& rate = crowd.by_head;
-  if (rate.steps < kTreeTrial) return true;
+  if (rate.steps * decoding < kTreeTrial) return true;
   if (decoding <= kMostRows && steps_ - step_measured_[static_cast<size_t>(decoding)] > kPlainAgain) return false;
   if (rate.tokens / rate.seconds > decoding / seconds(decoding)) {
     crowd.backoff = kFirstRest;

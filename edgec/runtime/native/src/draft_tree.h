@@ -13,6 +13,7 @@
 namespace edgec {
 
 constexpr int kWidestTree = 4;  // candidates for a place, and nodes of a level that are followed
+constexpr int kLevelRows = 16;  // nodes of a level that are followed in all trees together, but one in each
 
 class DraftTree {
  public:

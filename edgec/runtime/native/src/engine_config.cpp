@@ -88,9 +88,7 @@ EngineConfig EngineConfig::resolve(const edgec_engine_options& options, const Ma
   return c;
 }
 
-int EngineConfig::draft_rows() const {
-  return draft_width == 1 ? max_batch : std::max(max_batch, std::min(kWidestTree * max_batch, 64));
-}
+int EngineConfig::draft_rows() const { return draft_width == 1 ? max_batch : std::max(max_batch, kLevelRows); }
 
 Engine::Budget Engine::make_budget(const Safetensors& file) const {
   const Architecture& m = manifest_.model;

@@ -124,7 +124,7 @@ void Engine::draft_trees() {
 void Engine::draft_levels() {
   const double start = now();
   const size_t hidden = manifest_.model.hidden_size, roots = draft_rows_.size();
-  const size_t beam = std::clamp<size_t>(head_->max_rows() / roots, 1, kWidestTree);
+  const size_t beam = std::clamp<size_t>(static_cast<size_t>(kLevelRows) / roots, 1, kWidestTree);
   const int depth = config_.draft_length > 0 ? config_.draft_length : kMostDrafts;
   draft_states_.resize(roots * hidden);
   for (size_t r = 0; r < roots; ++r)
