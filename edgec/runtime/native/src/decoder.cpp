@@ -148,20 +148,15 @@ void Decoder::attend(const Batch& batch, int layer) {
     task.kv_head = kv_head;
     task.scale = 1.0f / std::sqrt(static_cast<float>(dim));
     task.scratch = scratch_ + thread * scratch_stride_;
-    const uint8_t* tails[kAttentionRows];
-    int blocks[kAttentionRows];
-    bool any = false;
+    const uint8_t* tails[kAttentionRows] = {};
+    int blocks[kAttentionRows] = {};
     for (int r = 0; r < tile.rows; ++r) {
       const Batch::Row& row = batch.rows[tile.first + r];
-      blocks[r] = (row.position - row.branch_length + 1) / kv.block_size;
-      tails[r] = nullptr;
       if (row.branch_length == 0) continue;
       uint8_t* tail = tails_ + (thread * kAttentionRows + r) * tail_stride_;
       gather_branch(batch, row, layer, kv_head, tail);
       tails[r] = tail;
-      any = true;
-    }
-    if (any) {
+      blocks[r] = (row.position - row.branch_length + 1) / kv.block_size;
       task.tails = tails;
       task.tail_blocks = blocks;
     }

@@ -131,6 +131,10 @@ class Engine {
   void propose();
   bool may_speculate(const Request& request) const;
   bool grows_trees() const { return config_.draft_width > 1; }
+  int find_drafting();
+  int draft_room(const Answer& answer) const;
+  void prepare_trees(int decoding);
+  int prepare_chains(int decoding);
   void draft_chains(int longest);
   void draft_trees();
   void draft_levels();

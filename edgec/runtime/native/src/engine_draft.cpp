@@ -26,66 +26,21 @@ void Engine::propose() {
   drafting_.clear();
   grown_ = Grown();
   if (!config_.head_drafts && !config_.ngram_drafts) return;
-  int longest = 0, trees = 0;
-  bool greedy = true;
+  int longest = 0;
   {
     std::lock_guard<std::mutex> lock(mutex_);
-    int decoding = 0, from[kDraftSources] = {};
-    const bool head_first = control_.prefers(DraftSource::kHead, DraftSource::kShortMatch);
-    for (const auto& [id, request] : requests_) {
-      for (const std::unique_ptr<Answer>& answer : request->answers) {
-        const Sequence* sequence = answer->finished ? nullptr : scheduler_->find(answer->id());
-        answer->proposed = 0;
-        answer->guesses.clear();
-        if (sequence == nullptr || sequence->state != Sequence::State::kRunning || sequence->pending() != 1) continue;
-        decoding += 1;
-        if (!may_speculate(*request)) continue;
-        if (request->params.n > 1 && !request->forked) continue;  // the row gives n sequences their first token
-        NgramMatch match;
-        if (config_.ngram_drafts) match = find_ngram(sequence->tokens, kLeastMatch, kMostMatch, kMatchWindow);
-        answer->heads = config_.head_drafts && answer->hidden_of == sequence->tokens.size();
-        answer->trees = grows_trees();
-        if (match.length > 0 && match.length < kLongMatch && answer->heads && head_first && !answer->trees) match = {};
-        if (match.length == 0 && !answer->heads) continue;
-        answer->source = match.length == 0            ? DraftSource::kHead
-                         : match.length >= kLongMatch ? DraftSource::kLongMatch
-                                                      : DraftSource::kShortMatch;
-        // What follows the ending may run up to the text's end, and then goes on with what has just been proposed.
-        for (int i = 0; match.length > 0 && i < kMostDrafts; ++i) {
-          const size_t at = static_cast<size_t>(match.next) + i, own = sequence->tokens.size();
-          answer->guesses.push_back(at < own ? sequence->tokens[at] : answer->guesses[at - own]);
-        }
-        answer->proposals.resize(kMostDrafts);
-        drafting_.push_back(answer.get());
-        if (answer->trees)
-          trees += 1;
-        else
-          from[static_cast<int>(answer->source)] += 1;
-        greedy = greedy && request->params.greedy();
-      }
-    }
-    if (trees > 0) grown_ = {decoding, greedy, false, 0.0};
-    int length[kDraftSources] = {};
-    for (int s = 0; s < kDraftSources; ++s)
-      if (from[s] > 0) length[s] = control_.length(static_cast<DraftSource>(s), from[s], decoding);
-    for (Answer* answer : drafting_) {
-      const int room = std::max(0, scheduler_->room(answer->id()) - 1);
-      if (answer->trees) {
-        answer->proposed = std::min(kMostDrafts, room);
-        continue;
-      }
-      answer->proposed = std::min(length[static_cast<int>(answer->source)], room);
-      if (answer->source == DraftSource::kHead) longest = std::max(longest, answer->proposed);
-      for (int i = 0; i < static_cast<int>(answer->guesses.size()); ++i) {
-        answer->proposals[i] = Proposal();
-        answer->proposals[i].token = answer->guesses[i];
-        answer->proposals[i].parent = i - 1;
-      }
-    }
+    const int decoding = find_drafting();
+    if (drafting_.empty()) return;
+    if (grows_trees())
+      prepare_trees(decoding);
+    else
+      longest = prepare_chains(decoding);
   }
   // Requests are forgotten between steps only, so these answers stay while others submit and cancel.
-  if (trees > 0) draft_trees();
-  if (longest > 0) draft_chains(longest);
+  if (grows_trees())
+    draft_trees();
+  else if (longest > 0)
+    draft_chains(longest);
   std::lock_guard<std::mutex> lock(mutex_);
   int32_t tokens[kMostDrafts];
   for (Answer* answer : drafting_) {
@@ -95,12 +50,78 @@ void Engine::propose() {
   }
 }
 
+// Who could propose in this step, and what n-grams guess; returns how many sequences decode.
+int Engine::find_drafting() {
+  int decoding = 0;
+  for (const auto& [id, request] : requests_) {
+    for (const std::unique_ptr<Answer>& answer : request->answers) {
+      const Sequence* sequence = answer->finished ? nullptr : scheduler_->find(answer->id());
+      answer->proposed = 0;
+      answer->guesses.clear();
+      if (sequence == nullptr || sequence->state != Sequence::State::kRunning || sequence->pending() != 1) continue;
+      decoding += 1;
+      if (!may_speculate(*request)) continue;
+      if (request->params.n > 1 && !request->forked) continue;  // the row gives n sequences their first token
+      const std::vector<int32_t>& own = sequence->tokens;
+      NgramMatch match;
+      if (config_.ngram_drafts) match = find_ngram(own, kLeastMatch, kMostMatch, kMatchWindow);
+      answer->heads = config_.head_drafts && answer->hidden_of == own.size();
+      if (match.length == 0 && !answer->heads) continue;
+      answer->source = match.length == 0            ? DraftSource::kHead
+                       : match.length >= kLongMatch ? DraftSource::kLongMatch
+                                                    : DraftSource::kShortMatch;
+      // What follows the ending may run up to the text's end, and then goes on with what has just been guessed.
+      for (int i = 0; match.length > 0 && i < kMostDrafts; ++i) {
+        const size_t at = static_cast<size_t>(match.next) + i;
+        answer->guesses.push_back(at < own.size() ? own[at] : answer->guesses[at - own.size()]);
+      }
+      answer->proposals.resize(kMostDrafts);
+      drafting_.push_back(answer.get());
+    }
+  }
+  return decoding;
+}
+
+int Engine::draft_room(const Answer& answer) const { return std::max(0, scheduler_->room(answer.id()) - 1); }
+
+void Engine::prepare_trees(int decoding) {
+  grown_.decoding = decoding;
+  for (Answer* answer : drafting_) {
+    grown_.greedy = grown_.greedy && answer->request->params.greedy();
+    answer->proposed = std::min(kMostDrafts, draft_room(*answer));
+  }
+}
+
+// What the n-grams propose, and how many; returns the most that the head has to.
+int Engine::prepare_chains(int decoding) {
+  const bool head_first = control_.prefers(DraftSource::kHead, DraftSource::kShortMatch);
+  int from[kDraftSources] = {}, length[kDraftSources] = {}, longest = 0;
+  for (Answer* answer : drafting_) {
+    if (answer->source == DraftSource::kShortMatch && answer->heads && head_first) answer->source = DraftSource::kHead;
+    from[static_cast<int>(answer->source)] += 1;
+  }
+  for (int s = 0; s < kDraftSources; ++s)
+    if (from[s] > 0) length[s] = control_.length(static_cast<DraftSource>(s), from[s], decoding);
+  for (Answer* answer : drafting_) {
+    answer->proposed = std::min(length[static_cast<int>(answer->source)], draft_room(*answer));
+    if (answer->source == DraftSource::kHead) {
+      longest = std::max(longest, answer->proposed);
+      continue;
+    }
+    for (int i = 0; i < kMostDrafts; ++i) {
+      answer->proposals[i] = Proposal();
+      answer->proposals[i].token = answer->guesses[i];
+      answer->proposals[i].parent = i - 1;
+    }
+  }
+  return longest;
+}
+
 // Trees of all sequences together. What was said of an answer's proposals is what there is room for.
 void Engine::draft_trees() {
   const double start = now();
   draft_rows_.clear();
   for (Answer* answer : drafting_) {
-    if (!answer->trees) continue;
     answer->tree.clear();
     const bool sure = !answer->guesses.empty() && control_.likely(answer->source, 0) > kSure;
     if (answer->heads && (!sure || config_.draft_length > 0) && answer->proposed > 0 &&
@@ -111,7 +132,6 @@ void Engine::draft_trees() {
   grown_.headed = !draft_rows_.empty();
   if (grown_.headed) draft_levels();
   for (Answer* answer : drafting_) {
-    if (!answer->trees) continue;
     double likely[kMostDrafts];
     for (int i = 0; i < kMostDrafts; ++i) likely[i] = control_.likely(answer->source, i);
     answer->tree.merge(answer->guesses.data(), static_cast<int>(answer->guesses.size()), likely);
@@ -186,25 +206,24 @@ void Engine::choose_nodes() {
     int32_t node;
     double reach;
   };
+  const auto likelier = [](const Choice& a, const Choice& b) { return a.reach > b.reach; };
   std::vector<Choice> choices;
   for (Answer* answer : drafting_) {
-    if (!answer->trees || answer->proposed == 0) continue;
+    if (answer->proposed == 0) continue;
     const size_t first = choices.size();
     for (size_t i = 0; i < answer->tree.nodes().size(); ++i)
       choices.push_back({answer, static_cast<int32_t>(i), answer->tree.nodes()[i].reach});
-    const auto likelier = [](const Choice& a, const Choice& b) { return a.reach > b.reach; };
     std::stable_sort(choices.begin() + static_cast<std::ptrdiff_t>(first), choices.end(), likelier);
     choices.resize(std::min(choices.size(), first + static_cast<size_t>(answer->proposed)));
   }
-  std::stable_sort(choices.begin(), choices.end(), [](const Choice& a, const Choice& b) { return a.reach > b.reach; });
+  std::stable_sort(choices.begin(), choices.end(), likelier);
   std::vector<double> reach;
   for (const Choice& choice : choices) reach.push_back(choice.reach);
   const size_t count = config_.draft_length > 0
                            ? choices.size()
                            : static_cast<size_t>(control_.rows(reach, grown_.decoding, grown_.greedy));
   for (size_t i = 0; i < count; ++i) choices[i].answer->tree.choose(choices[i].node);
-  for (Answer* answer : drafting_)
-    if (answer->trees) answer->proposed = answer->tree.proposals(&answer->proposals);
+  for (Answer* answer : drafting_) answer->proposed = answer->tree.proposals(&answer->proposals);
 }
 
 // All sequences together, one proposal after the other: chains that are drawn.
@@ -213,7 +232,7 @@ void Engine::draft_chains(int longest) {
   const size_t hidden = manifest_.model.hidden_size;
   std::vector<Answer*> rows;
   for (Answer* answer : drafting_)
-    if (!answer->trees && answer->source == DraftSource::kHead && answer->proposed > 0) rows.push_back(answer);
+    if (answer->source == DraftSource::kHead && answer->proposed > 0) rows.push_back(answer);
   std::stable_sort(rows.begin(), rows.end(),
                    [](const Answer* a, const Answer* b) { return a->proposed > b->proposed; });
   draft_states_.resize(rows.size() * hidden);

@@ -11,6 +11,12 @@ namespace edgec {
 namespace {
 
 constexpr size_t kRecentSteps = 256;
+static_assert(kMostDrafts <= kMostBranch, "a branch of proposals must fit");
+
+// Where a sequence with this block table keeps a position.
+int32_t slot_of(const int32_t* blocks, int32_t position, int32_t block_size) {
+  return blocks[position / block_size] * block_size + position % block_size;
+}
 
 }  // namespace
 
@@ -81,7 +87,7 @@ void Engine::build_batch() {
     for (int32_t p = chunk.start; p < end; ++p) {
       const bool scores = request->score_prompt && answer->index == 0 && p >= request->scored && p + 1 < prompt;
       const bool wanted = scores || (chunk.samples && p + 1 + chunk.drafts >= end);
-      const int32_t slot = blocks[p / config_.block_size] * config_.block_size + p % config_.block_size;
+      const int32_t slot = slot_of(blocks, p, config_.block_size);
       const int32_t token = p < own ? tokens[p] : answer->proposals[p - own].token;
       batch_.rows.push_back({token, p, slot, table, wanted});
       if (p >= own) longest = std::max(longest, place_proposal(*answer, p - own, own, blocks));
@@ -122,10 +128,7 @@ int32_t Engine::place_proposal(const Answer& answer, int32_t proposal, int32_t o
   if (straight) return place;
   row.branch = static_cast<int32_t>(batch_.branches.size());
   row.branch_length = length;
-  while (length > 0) {
-    const int32_t p = own + branch[--length];
-    batch_.branches.push_back(blocks[p / config_.block_size] * config_.block_size + p % config_.block_size);
-  }
+  while (length > 0) batch_.branches.push_back(slot_of(blocks, own + branch[--length], config_.block_size));
   return place;
 }
 
@@ -160,9 +163,8 @@ void Engine::compute() {
 void Engine::keep_branch(const Work& work) {
   const int32_t own = work.chunk.start + work.chunk.count - work.chunk.drafts, size = config_.block_size;
   const int32_t* blocks = tables_[static_cast<size_t>(&work - work_.data())].data();
-  const auto slot = [&](int32_t p) { return blocks[p / size] * size + p % size; };
   for (int32_t i = 0; i < static_cast<int32_t>(work.path.size()); ++i)  // ascending, and no number is below its place
-    if (work.path[i] != i) store_->copy_slot(slot(own + work.path[i]), slot(own + i));
+    if (work.path[i] != i) store_->copy_slot(slot_of(blocks, own + work.path[i], size), slot_of(blocks, own + i, size));
 }
 
 // What can be done at once: each row alone, but the proposals of a sequence one after the other.
@@ -232,10 +234,8 @@ void Engine::verify_row(Work* work, size_t index, float* logits, Sampler* sample
   }
   if (next >= 0) work->path.push_back(next);
   work->ended = next < 0 || work->sampled.back().outcome != SampleOutcome::kSampled;
-  if (!params.has_penalties() && !work->ended) return;
-  // The next position's penalties see what this one gave; `commit` counts it for good.
-  if (!work->ended) {
-    answer.history.add_answer(work->sampled.back().token);
+  if (!work->ended) {  // the next position's penalties see what this one gave; `commit` counts it for good
+    if (params.has_penalties()) answer.history.add_answer(work->sampled.back().token);
     return;
   }
   if (params.has_penalties())
@@ -328,7 +328,7 @@ void Engine::account_drafts(double seconds) {
   for (const Work& work : work_) {
     decodes_only = decodes_only && work.chunk.samples && work.chunk.count == 1 + work.chunk.drafts;
     tokens += static_cast<int>(work.sampled.size());
-    if (work.answer->trees) judge_guesses(work);
+    if (grows_trees()) judge_guesses(work);
     if (work.chunk.drafts == 0) continue;
     const int kept = static_cast<int>(work.path.size());
     draft_runs_ += 1;
@@ -338,7 +338,7 @@ void Engine::account_drafts(double seconds) {
       draft_reached_[i] += 1;
       draft_kept_[i] += i < kept ? 1 : 0;
     }
-    if (work.answer->trees)
+    if (grows_trees())
       judge_candidates(work);
     else
       control_.verified(work.answer->source, work.reached, kept);

@@ -51,7 +51,7 @@ struct Answer {
   DraftSource source = DraftSource::kHead;  // of the proposals:
   std::vector<Proposal> proposals;          // for the coming step; only the first `proposed` count
   int proposed = 0;
-  bool trees = false, heads = false;  // they are a tree's; the head may propose
+  bool heads = false;  // the head may propose
   DraftTree tree;
   std::vector<int32_t> guesses;  // how the text would go on as it did at its match
 };

@@ -98,6 +98,19 @@ Sampled bad_logits() {
   return none;
 }
 
+// Of a request's options those that bring a drafter's distribution near the model's; where greedy, its own
+// distribution.
+SamplingParams of_a_drafter(const SamplingParams& params) {
+  SamplingParams own;
+  own.temperature = 1.0f;
+  if (params.greedy()) return own;
+  own.temperature = params.temperature;
+  own.top_k = params.top_k;
+  own.top_p = params.top_p;
+  own.min_p = params.min_p;
+  return own;
+}
+
 void adjust(float* logits, const SamplingParams& params, const History* history) {
   for (const LogitBias& bias : params.logit_bias) logits[bias.token] += bias.bias;
   if (!params.has_penalties() || history == nullptr) return;
@@ -225,12 +238,7 @@ void Sampler::propose(float* logits, int32_t vocab, const SamplingParams& params
     proposal->token = best_of(logits, extent);
     return;
   }
-  SamplingParams own;
-  own.temperature = params.temperature;
-  own.top_k = params.top_k;
-  own.top_p = params.top_p;
-  own.min_p = params.min_p;
-  proposal->total = process(logits, vocab, own, nullptr).total;
+  proposal->total = process(logits, vocab, of_a_drafter(params), nullptr).total;
   proposal->token =
       draw_from(logits, vocab, sums_.data(), uniform(seed, sequence, position, Draw::kDraft) * proposal->total);
   proposal->weight = logits[proposal->token];
@@ -241,15 +249,7 @@ void Sampler::candidates(float* logits, int32_t vocab, const SamplingParams& par
                          const std::vector<int32_t>& vocabulary, uint64_t seed, uint32_t sequence, uint32_t position,
                          int count, std::vector<Candidate>* out) {
   out->clear();
-  SamplingParams own;
-  own.temperature = 1.0f;
-  if (!params.greedy()) {
-    own.temperature = params.temperature;
-    own.top_k = params.top_k;
-    own.top_p = params.top_p;
-    own.min_p = params.min_p;
-  }
-  const Processed q = process(logits, vocab, own, nullptr);
+  const Processed q = process(logits, vocab, of_a_drafter(params), nullptr);
   if (q.outcome != SampleOutcome::kSampled) return;
   if (!params.greedy()) {
     Racer first[kRacers];
