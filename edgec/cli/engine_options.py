@@ -60,7 +60,7 @@ DraftWidthOption = Annotated[
         min=0,
         max=4,
         help="The head's candidates for a place. 1: a chain, verified by rejection sampling; 2 to 4: a tree, which "
-        "changes no token; 0: what suits the request.",
+        "changes no token; 0: a chain with a fixed --draft-length, else a tree.",
     ),
 ]
 BatchOption = Annotated[int, typer.Option("--max-batch", min=0, max=64, help="Sequences in a step; 0: the bundle's.")]

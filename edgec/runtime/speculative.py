@@ -22,7 +22,6 @@ from edgec.runtime.chat import Chat, Message
 from edgec.runtime.engine import Engine
 from edgec.runtime.events import Event, EventKind, Request
 from edgec.runtime.sampling import Sampling
-from edgec.runtime.stats import Stats
 
 PROMPTS: tuple[tuple[str, bool, str], ...] = (
     ("question", True, "What is the difference between weather and climate? Explain it to a child."),
@@ -115,7 +114,7 @@ def measure(
         raise UsageError("this engine does not speculate: give --speculation ngram, or a bundle with a draft head")
     report = SpeculationReport(batch, temperature, str(about["speculation"]), int(about["draft_length"]))
     chat = Chat.of(engine)
-    total, plain_steps = Stats(), []
+    start, plain_steps = engine.stats(), []
     for name, templated, text in prompts:
         progress(f"{name}, batch {batch}, temperature {temperature:g}")
         if templated and chat.available:
@@ -124,7 +123,7 @@ def measure(
             prompt = engine.encode_prompt(text)
         rates: dict[bool, list[float]] = {False: [], True: []}
         answers: dict[bool, list[list[int]]] = {}
-        runs: list[Stats] = []
+        before = engine.stats()
         for repeat in range(repeats):
             for speculate in (False, True):
                 sampling = [
@@ -137,21 +136,18 @@ def measure(
                     )
                     for i in range(batch)
                 ]
-                before = engine.stats()
                 answers[speculate], rate = _decode(engine, prompt, sampling)
                 rates[speculate].append(rate)
-                if speculate:
-                    runs.append(engine.stats().since(before))
-                else:
+                if not speculate:
                     plain_steps.append(batch / rate)
         same = answers[False] == answers[True]
         if not same and (temperature == 0 or int(about["draft_width"]) > 1):
             raise UsageError(f"prompt `{name}`: speculation changed the answer, which is a bug")
-        here = _sum(runs)
-        total = _sum([total, here])
+        here = engine.stats().since(before)  # plain answers count no draft
         report.pairs.append(
             Pair(name, statistics.median(rates[False]), statistics.median(rates[True]), here.tokens_per_run, same)
         )
+    total = engine.stats().since(start)
     report.acceptance, report.tokens_per_run, report.wasted = (
         total.acceptance,
         total.tokens_per_run,
@@ -195,15 +191,3 @@ def _decode(engine: Engine, prompt: Sequence[int], samplings: Sequence[Sampling]
             ended = now
         open_requests -= finished
     return [answers[number] for number in numbers], counted / (ended - begun)
-
-
-def _sum(parts: Sequence[Stats]) -> Stats:
-    """What speculation counted, in all of them."""
-    return Stats(
-        draft_reached=tuple(map(sum, zip(*(p.draft_reached for p in parts), strict=True))),
-        draft_kept=tuple(map(sum, zip(*(p.draft_kept for p in parts), strict=True))),
-        drafted_tokens=sum(p.drafted_tokens for p in parts),
-        draft_places=sum(p.draft_places for p in parts),
-        draft_runs=sum(p.draft_runs for p in parts),
-        draft_seconds=sum(p.draft_seconds for p in parts),
-    )
