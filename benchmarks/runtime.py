@@ -15,9 +15,7 @@ number of threads, in turns, so that what else the machine does disturbs both al
 
 from __future__ import annotations
 
-import argparse
 import json
-import os
 import random
 import statistics
 import subprocess
@@ -26,27 +24,11 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from edgec.runtime import Engine, EngineOptions, Request, Sampling
-from edgec.runtime.abi import Batching, Speculation
+from common import Llama, command_line, drain, fresh, greedy, plain_engine
+
+from edgec.runtime import Engine, Request
+from edgec.runtime.abi import Batching
 from edgec.runtime.bandwidth import read_bandwidth
-
-PLAIN = Speculation.OFF  # benchmarks/speculation.py measures the other
-
-
-def fresh(length: int, seed: int) -> list[int]:
-    """A prompt that no cache has seen."""
-    generator = random.Random(seed)
-    return [generator.randrange(300, 40000) for _ in range(length)]
-
-
-def drain(engine: Engine) -> None:
-    while engine.stats().running or engine.stats().waiting:
-        engine.step()
-    engine.poll()
-
-
-def greedy(tokens: int) -> Sampling:
-    return Sampling(max_tokens=tokens, temperature=0.0, ignore_eos=True)
 
 
 def decode_rate(engine: Engine, batch: int, tokens: int, seed: int) -> float:
@@ -70,26 +52,18 @@ def prefill_rate(engine: Engine, tokens: int, seed: int) -> float:
     return tokens / (time.perf_counter() - start)
 
 
-class Llama:
-    """llama.cpp's own benchmarks over a GGUF file."""
+def llama_single(llama: Llama, *, prompt: int = 0, answer: int = 0) -> float:
+    out, _ = llama.run("llama-bench", "-p", str(prompt), "-n", str(answer), "-r", "1", "-o", "json")
+    return float(json.loads(out)[0]["avg_ts"])
 
-    def __init__(self, folder: Path, model: Path, threads: int) -> None:
-        self.folder, self.model, self.threads = folder, model, threads
 
-    def _run(self, name: str, *arguments: str) -> str:
-        command = [str(self.folder / name), "-m", str(self.model), "-t", str(self.threads), *arguments]
-        return subprocess.run(command, capture_output=True, text=True, check=True).stdout
-
-    def single(self, *, prompt: int = 0, answer: int = 0) -> float:
-        rows = json.loads(self._run("llama-bench", "-p", str(prompt), "-n", str(answer), "-r", "1", "-o", "json"))
-        return float(rows[0]["avg_ts"])
-
-    def batched(self, batch: int, tokens: int) -> float:
-        sizes = ("-c", "2048", "-b", "512", "-npp", "8", "-ntg", str(tokens), "-npl", str(batch))
-        for row in self._run("llama-batched-bench", *sizes, "--output-format", "jsonl").splitlines():
-            if row.startswith("{"):
-                return float(json.loads(row)["speed_tg"])
-        raise SystemExit("llama-batched-bench printed no figures")
+def llama_batched(llama: Llama, batch: int, tokens: int) -> float:
+    sizes = ("-c", "2048", "-b", "512", "-npp", "8", "-ntg", str(tokens), "-npl", str(batch))
+    out, _ = llama.run("llama-batched-bench", *sizes, "--output-format", "jsonl")
+    for row in out.splitlines():
+        if row.startswith("{"):
+            return float(json.loads(row)["speed_tg"])
+    raise SystemExit("llama-batched-bench printed no figures")
 
 
 def alternate(repeats: int, *calls: Callable[[int], float]) -> list[list[float]]:
@@ -108,22 +82,27 @@ def line(what: str, ours: float, unit: str, **against: float | None) -> None:
 
 
 def peers(bundle: Path, llama: Llama | None, threads: int, repeats: int) -> None:
-    options = EngineOptions(
-        threads=threads, max_batch=16, prefix_cache=False, memory_budget=600_000_000, context=1024, speculation=PLAIN
-    )
-    with Engine(bundle, options) as engine:
+    with plain_engine(bundle, threads, max_batch=16, context=1024) as engine:
         prefill_rate(engine, 64, 10**6)  # warm
         per_token = int(engine.description["bytes_per_token_read"])
         jobs: list[tuple[str, Callable[[int], float], Callable[[int], float] | None]] = [
-            ("prefill of 128", lambda i: prefill_rate(engine, 128, i), llama and (lambda _: llama.single(prompt=128))),
-            ("decode, batch 1", lambda i: decode_rate(engine, 1, 64, i), llama and (lambda _: llama.single(answer=64))),
+            (
+                "prefill of 128",
+                lambda i: prefill_rate(engine, 128, i),
+                llama and (lambda _: llama_single(llama, prompt=128)),
+            ),
+            (
+                "decode, batch 1",
+                lambda i: decode_rate(engine, 1, 64, i),
+                llama and (lambda _: llama_single(llama, answer=64)),
+            ),
         ]
         for batch in (4, 8, 16):
             jobs.append(
                 (
                     f"decode, batch {batch}",
                     lambda i, b=batch: decode_rate(engine, b, 32, i),
-                    llama and (lambda _, b=batch: llama.batched(b, 32)),
+                    llama and (lambda _, b=batch: llama_batched(llama, b, 32)),
                 )
             )
         for what, ours, theirs in jobs:
@@ -152,16 +131,7 @@ def batching(bundle: Path, threads: int) -> None:
     trace = [(fresh(32, 5000 + i), max(1, min(448, int(generator.expovariate(1 / 128))))) for i in range(192)]
     rates = {}
     for kind in (Batching.CONTINUOUS, Batching.STATIC):
-        options = EngineOptions(
-            threads=threads,
-            max_batch=16,
-            context=512,
-            prefix_cache=False,
-            batching=kind,
-            memory_budget=600_000_000,
-            speculation=PLAIN,
-        )
-        with Engine(bundle, options) as engine:
+        with plain_engine(bundle, threads, max_batch=16, context=512, batching=kind) as engine:
             start = time.perf_counter()
             for prompt, length in trace:
                 engine.submit(Request(prompt, greedy(length)))
@@ -176,16 +146,7 @@ def batching(bundle: Path, threads: int) -> None:
             )
     print(f"{'continuous ÷ static':<34} {rates[Batching.CONTINUOUS] / rates[Batching.STATIC]:9.2f} ×")
     for size in (4, 8, 16, 32, 64):
-        options = EngineOptions(
-            threads=threads,
-            max_batch=16,
-            context=512,
-            prefix_cache=False,
-            block_size=size,
-            memory_budget=600_000_000,
-            speculation=PLAIN,
-        )
-        with Engine(bundle, options) as engine:
+        with plain_engine(bundle, threads, max_batch=16, context=512, block_size=size) as engine:
             for prompt, length in trace[:32]:
                 engine.submit(Request(prompt * 3, greedy(length)))
             drain(engine)
@@ -214,14 +175,8 @@ def cold_start(bundle: Path, repeats: int) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
-    parser.add_argument("bundle", type=Path)
-    parser.add_argument("--llama", type=Path, help="folder with llama.cpp's benchmarks")
-    parser.add_argument("--gguf", type=Path, help="the same model as Q8_0")
-    parser.add_argument("--threads", type=int, default=os.cpu_count() or 1)
-    parser.add_argument("--repeats", type=int, default=5)
-    given = parser.parse_args()
-    llama = Llama(given.llama, given.gguf, given.threads) if given.llama and given.gguf else None
+    given = command_line(__doc__, repeats=5).parse_args()
+    llama = Llama.of(given)
     peers(given.bundle, llama, given.threads, given.repeats)
     batching(given.bundle, given.threads)
     cold_start(given.bundle, given.repeats)
