@@ -110,33 +110,37 @@ void Decoder::discard_scratch() { arena_.discard(0, arena_.size()); }
 
 void Decoder::normalize_and_multiply(const float* norm, const Linear& linear, int rows, float* y, size_t y_stride) {
   const int hidden = model_.hidden_size;
-  products_.each_row(rows, false, [&](int r) {
+  products_.each_row(rows, [&](int r) {
     kernels_.rms_norm(x_ + static_cast<size_t>(r) * hidden, norm, model_.norm_eps, hidden,
                       normed_ + static_cast<size_t>(r) * hidden);
   });
   products_.multiply(linear, normed_, hidden, rows, y, y_stride);
 }
 
+void Decoder::rotate(int position, float* heads, int count) {
+  const int dim = model_.head_dim, half = dim / 2;
+  const size_t at = static_cast<size_t>(position) * half;
+  for (int h = 0; h < count; ++h) kernels_.rotate(heads + h * dim, rope_.cos.data() + at, rope_.sin.data() + at, half);
+}
+
 void Decoder::attend(const Batch& batch, int layer) {
   const KvLayout& kv = store_.layout();
-  const int rows = static_cast<int>(batch.rows.size()), dim = model_.head_dim, half = dim / 2;
+  const int rows = static_cast<int>(batch.rows.size()), dim = model_.head_dim;
   const size_t q = static_cast<size_t>(model_.heads) * dim, width = static_cast<size_t>(model_.kv_heads) * dim;
-  products_.each_row(rows, false, [&](int r) {
+  products_.each_row(rows, [&](int r) {
     const Batch::Row& row = batch.rows[r];
-    const float* cos = rope_.cos.data() + static_cast<size_t>(row.position) * half;
-    const float* sin = rope_.sin.data() + static_cast<size_t>(row.position) * half;
-    float* values = qkv_ + r * qkv_stride_;
-    for (int h = 0; h < model_.heads + model_.kv_heads; ++h)  // keys follow the queries
-      kernels_.rotate(values + static_cast<size_t>(h) * dim, cos, sin, half);
-    kernels_.store_kv(kv, store_.block(layer, row.slot / kv.block_size), row.slot % kv.block_size, values + q,
-                      values + q + width);
+    float* key = qkv_ + r * qkv_stride_ + q;
+    rotate(row.position, key, model_.kv_heads);
+    kernels_.store_kv(kv, store_.block(layer, row.slot / kv.block_size), row.slot % kv.block_size, key, key + width);
   });
   const int group = model_.heads / model_.kv_heads;
   threads_.run(static_cast<int>(tiles_.size()) * model_.kv_heads, [&](int piece, int thread) {
     const Tile& tile = tiles_[piece / model_.kv_heads];
     const int kv_head = piece % model_.kv_heads;
+    float* queries = qkv_ + tile.first * qkv_stride_ + static_cast<size_t>(kv_head) * group * dim;
+    for (int r = 0; r < tile.rows; ++r) rotate(positions_[tile.first + r], queries + r * qkv_stride_, group);
     AttentionTask task;
-    task.queries = qkv_ + tile.first * qkv_stride_ + static_cast<size_t>(kv_head) * group * dim;
+    task.queries = queries;
     task.query_stride = qkv_stride_;
     task.out = attended_ + tile.first * q + static_cast<size_t>(kv_head) * group * dim;
     task.out_stride = q;
@@ -202,14 +206,10 @@ void Decoder::forward(const Batch& batch) {
     normalize_and_multiply(layer.attention_norm, layer.qkv, rows, qkv_, qkv_stride_);
     attend(batch, i);
     products_.multiply(layer.out, attended_, q, rows, delta_, hidden);
-    products_.each_row(rows, false, add_delta);
+    products_.each_row(rows, add_delta);
     normalize_and_multiply(layer.mlp_norm, layer.gate_up, rows, gate_up_, gate_up);
-    products_.each_row(rows, true, [&](int r) {
-      float* gate = gate_up_ + r * gate_up;
-      kernels_.silu_mul(gate, gate + wide, wide, gate);
-    });
-    products_.multiply(layer.down, gate_up_, gate_up, rows, delta_, hidden);
-    products_.each_row(rows, false, add_delta);
+    products_.multiply_gated(layer.down, gate_up_, rows, delta_, hidden);
+    products_.each_row(rows, add_delta);
   }
 
   int at = 0;

@@ -61,11 +61,7 @@ void DraftHead::step(const int32_t* tokens, int rows, float* states) {
       norm(in + hidden, draft.embed_norm, in + hidden);
     }
     products_.multiply(block.gate_up, inputs_.data(), stride, rows, gate_up_.data(), 2 * wide);
-    for (int r = 0; r < rows; ++r) {
-      float* gate = gate_up_.data() + r * 2 * wide;
-      kernels_.silu_mul(gate, gate + wide, static_cast<int>(wide), gate);
-    }
-    products_.multiply(block.down, gate_up_.data(), 2 * wide, rows, delta_.data(), hidden);
+    products_.multiply_gated(block.down, gate_up_.data(), rows, delta_.data(), hidden);
     for (int r = 0; r < rows; ++r) kernels_.add(states + r * hidden, delta_.data() + r * hidden, model_.hidden_size);
   }
   for (int r = 0; r < rows; ++r) norm(states + r * hidden, draft.norm, inputs_.data() + r * hidden);

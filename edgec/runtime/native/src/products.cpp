@@ -7,6 +7,10 @@ namespace {
 // some microseconds, long enough to hide handing it out, short enough to even out the ends.
 constexpr size_t kPieceWork = (48 << 10) * 8;
 
+// Values whose quantising is worth handing to a thread: about a microsecond.
+constexpr size_t kSpanWork = 2048;
+constexpr int kSiluEffort = 3;  // of one value, in quantisings
+
 size_t padded(size_t k) { return (k + kGroup - 1) / kGroup * kGroup; }
 
 }  // namespace
@@ -28,12 +32,45 @@ Products::Products(const Kernels& kernels, ThreadPool& threads, size_t rows, siz
   quantized_.offsets = reinterpret_cast<int32_t*>(at);
 }
 
+template <typename Make>
+void Products::quantize(const Linear& linear, const float* x, size_t x_stride, int rows, int effort, const Make& make) {
+  quantized_.rows = rows;
+  quantized_.k = linear.padded;
+  const int k = linear.k, groups = (k + kGroup - 1) / kGroup;
+  const auto quantize_groups = [&](int begin, int end) {
+    const int first = begin * kGroup, count = (end < groups ? end * kGroup : k) - first;
+    for (int r = 0; r < rows; ++r) {
+      make(r, first, count);
+      if (linear.has_int8) kernels_.quantize(x + r * x_stride + first, count, quantized_, r, begin);
+    }
+  };
+  // By groups, whose rows lie side by side: threads that took rows would share cache lines.
+  const size_t work = static_cast<size_t>(rows) * k * effort / kSpanWork;
+  const int pieces = work < static_cast<size_t>(groups) ? static_cast<int>(work) : groups;
+  if (pieces < 2)
+    quantize_groups(0, groups);
+  else
+    threads_.run(pieces,
+                 [&](int piece, int) { quantize_groups(groups * piece / pieces, groups * (piece + 1) / pieces); });
+}
+
 void Products::multiply(const Linear& linear, const float* x, size_t x_stride, int rows, float* y, size_t y_stride) {
-  if (linear.has_int8) {
-    quantized_.rows = rows;
-    quantized_.k = linear.padded;
-    each_row(rows, false, [&](int r) { kernels_.quantize(x + r * x_stride, linear.k, quantized_, r); });
-  }
+  if (linear.has_int8) quantize(linear, x, x_stride, rows, 1, [](int, int, int) {});
+  multiply_quantized(linear, x, x_stride, rows, y, y_stride);
+}
+
+void Products::multiply_gated(const Linear& linear, float* gate_up, int rows, float* y, size_t y_stride) {
+  const size_t wide = linear.k;
+  quantize(linear, gate_up, 2 * wide, rows, 1 + kSiluEffort, [&](int r, int first, int count) {
+    float* gate = gate_up + r * 2 * wide + first;
+    kernels_.silu_mul(gate, gate + wide, count, gate);
+  });
+  multiply_quantized(linear, gate_up, 2 * wide, rows, y, y_stride);
+}
+
+// `x` is what was quantised, for the parts whose weights are float.
+void Products::multiply_quantized(const Linear& linear, const float* x, size_t x_stride, int rows, float* y,
+                                  size_t y_stride) {
   for (const Linear::Part& part : linear.parts) {
     const int block = part.is_float ? 8 : kernels_.layout.block;
     const int blocks = ((part.is_float ? part.floats.n : part.int8.n) + block - 1) / block;

@@ -17,23 +17,30 @@ class Products {
 
   // y (rows, y_stride) = linear · x (rows, x_stride).
   void multiply(const Linear& linear, const float* x, size_t x_stride, int rows, float* y, size_t y_stride);
+  // y (rows, y_stride) = linear · (silu(gate) · up), gate and up being the halves of each row of gate_up, which is
+  // overwritten.
+  void multiply_gated(const Linear& linear, float* gate_up, int rows, float* y, size_t y_stride);
 
-  // body(row) for every row, on all threads where that pays: `wide` says that a row is some microseconds of work.
+  // body(row) for every row, some hundred nanoseconds each, on all threads where that pays.
   template <typename Body>
-  void each_row(int rows, bool wide, const Body& body) {
-    // Four bytes of each of sixteen quantised rows make a cache line, which no two threads then share. With less than
-    // two pieces of work, handing it out would cost more than it saves.
-    const int per_piece = wide ? 4 : 16;
-    if (rows < 2 * per_piece) {
+  void each_row(int rows, const Body& body) {
+    constexpr int kPerPiece = 16;
+    if (rows < 2 * kPerPiece) {  // handing it out would cost more than it saves
       for (int r = 0; r < rows; ++r) body(r);
       return;
     }
-    threads_.run((rows + per_piece - 1) / per_piece, [&](int piece, int) {
-      for (int r = piece * per_piece; r < rows && r < (piece + 1) * per_piece; ++r) body(r);
+    threads_.run((rows + kPerPiece - 1) / kPerPiece, [&](int piece, int) {
+      for (int r = piece * kPerPiece; r < rows && r < (piece + 1) * kPerPiece; ++r) body(r);
     });
   }
 
  private:
+  // Quantises rows of `k` values, after make(row, first, count) has computed that part of the row. `effort` is how much
+  // longer both take than quantising alone.
+  template <typename Make>
+  void quantize(const Linear& linear, const float* x, size_t x_stride, int rows, int effort, const Make& make);
+  void multiply_quantized(const Linear& linear, const float* x, size_t x_stride, int rows, float* y, size_t y_stride);
+
   const Kernels& kernels_;
   ThreadPool& threads_;
   Pages buffers_;

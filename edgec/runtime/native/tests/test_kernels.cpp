@@ -41,7 +41,7 @@ struct Quantized {
     scales.resize(static_cast<size_t>(count) * padded / kGroup);
     offsets.resize(scales.size());
     rows = {values.data(), scales.data(), offsets.data(), count, padded};
-    for (int r = 0; r < count; ++r) kernels.quantize(x.data() + static_cast<size_t>(r) * k, k, rows, r);
+    for (int r = 0; r < count; ++r) kernels.quantize(x.data() + static_cast<size_t>(r) * k, k, rows, r, 0);
   }
 };
 

@@ -120,8 +120,8 @@ struct Kernels {
   // The same for float weights, blocks of 8: x (rows, x_stride).
   void (*matmul_float)(const float* x, size_t x_stride, int rows, const FloatMatrix& w, int begin, int end, float* y,
                        size_t stride);
-  // x (count) becomes row `row` of `to`, whose last group is zero-padded.
-  void (*quantize)(const float* x, int count, const QuantizedRows& to, int row);
+  // x (count) becomes the groups from number `group` on of row `row` of `to`; the last one is zero-padded.
+  void (*quantize)(const float* x, int count, const QuantizedRows& to, int row, int group);
   // RMSNorm: out = x / rms(x) · weight.
   void (*rms_norm)(const float* x, const float* weight, float eps, int count, float* out);
   void (*add)(float* x, const float* y, int count);  // x += y
