@@ -27,6 +27,7 @@ import torch
 from edgec.passes.draft_head_prompts import Prompts
 from edgec.passes.draft_head_text import Streams, dense_copy, write_streams
 from edgec.passes.draft_head_train import Acceptance, Frozen, measure
+from edgec.passes.draft_head_writers import TorchWriter
 from torch import nn
 
 from edgec.architectures.draft_head import DraftShape, unpack
@@ -145,9 +146,11 @@ def texts_of(kind: str, folder: Path, target: object, ends: tuple[int, ...], arg
     tokenizer = ReferenceTokenizer.open(folder)
     assert tokenizer is not None
     drawn = Prompts(folder, tokenizer.settings, tokenizer.encode)
+    model = dense_copy(target, torch.float32)  # type: ignore[arg-type]
     streams = write_streams(
-        dense_copy(target, torch.float32),  # type: ignore[arg-type]
+        TorchWriter(model, arguments.length),
         prompts_of(kind, drawn, tokenizer),
+        hidden_size=model.config.hidden_size,
         length=arguments.length,
         temperatures=[0.0] * arguments.rows + [1.0] * arguments.rows,
         ends=ends,

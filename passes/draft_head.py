@@ -7,19 +7,24 @@ acceptance of each draft of a run, on prompts that were held out.
 
 from __future__ import annotations
 
+from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Literal
 
 from pydantic import Field
 
 from edgec.draft import Draft
-from edgec.errors import ConversionError, Reason, SourceError
+from edgec.errors import ConversionError, Reason, SourceError, ToolMissing
 from edgec.registry import Options, register_pass
 from edgec.tasks.text import TextOptions, load_tokenizer, load_tokens
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-    from pathlib import Path
+    from collections.abc import Iterator
+
+    import torch
 
     from edgec.architectures.draft_head import Head
     from edgec.architectures.llama import Llama
@@ -29,7 +34,8 @@ if TYPE_CHECKING:
 
     from .draft_head_prompts import Prompts
     from .draft_head_text import Streams
-    from .draft_head_train import Acceptance
+    from .draft_head_train import Acceptance, Precision
+    from .draft_head_writers import Writer
 
 TEMPERATURES = (0.0, 1.0, 0.7, 1.0)  # of the rows in turn: half of what is written is the model's own distribution
 PLACES = 5  # drafts of a run whose acceptance is reported
@@ -60,8 +66,13 @@ class DraftHeadOptions(Options):
     )
     window: int = Field(128, ge=16, description="tokens of a piece in training; at most `length`")
     batch: int = Field(8, ge=1, description="pieces of a training step")
+    writer: Literal["auto", "engine", "torch"] = Field(
+        "auto",
+        description="what the model writes on: the native engine, or PyTorch; auto is the engine for INT8 weights "
+        "where there is a C++ compiler and no GPU",
+    )
     precision: Literal["auto", "float32", "bfloat16"] = Field(
-        "auto", description="of writing and training; auto is bfloat16 where the processor multiplies it natively"
+        "auto", description="in PyTorch; auto is bfloat16 where the processor multiplies it natively"
     )
 
     def references(self) -> list[tuple[str, str | None]]:
@@ -94,10 +105,10 @@ def draft_head(model: Model, options: DraftHeadOptions, context: Context) -> Mod
     precision = options.precision if options.precision != "auto" else _best_precision()
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     prompts, ends = _prompts(task, options)
-    wide = dense_copy(llama, torch.bfloat16 if precision == "bfloat16" else torch.float32).to(device)
+    folder = task.context.model_dir
+    assert folder is not None  # where _prompts found the tokenizer
     with context.timed("writing"):
-        texts, held = _write(wide, prompts, ends, options, context)
-    del wide
+        texts, held = _write(llama, device, precision, prompts, ends, folder, options, context)
     exact = dense_copy(llama, torch.float32).to(device)
     frozen = Frozen.of(exact, choose_vocabulary(texts, shape.vocab, ends, llama.config.vocab_size))
     torch.manual_seed(context.seed)
@@ -194,7 +205,14 @@ def _prompts(task: CausalLm, options: DraftHeadOptions) -> tuple[Prompts, tuple[
 
 
 def _write(
-    target: Llama, prompts: Prompts, ends: tuple[int, ...], options: DraftHeadOptions, context: Context
+    llama: Llama,
+    device: torch.device,
+    precision: Precision,
+    prompts: Prompts,
+    ends: tuple[int, ...],
+    tokenizer: Path,
+    options: DraftHeadOptions,
+    context: Context,
 ) -> tuple[list[Streams], list[Streams]]:
     """(texts to learn from, held-out ones). Each piece is kept, so that a killed build goes on behind it."""
     from .draft_head_text import write_streams
@@ -202,43 +220,98 @@ def _write(
     pieces = max(1, round(options.tokens / (options.rows * options.length)))
     sizes = [options.rows] * pieces + [options.held_out]
     total = sum(sizes) * options.length
-    found: list[Streams] = []
-    done = 0
-    for index, rows in enumerate(sizes):
-        held_out = index == pieces
-        seed = context.seed * (pieces + 1) + index
+    files = [context.work / f"text-{index}.safetensors" for index in range(len(sizes))]
 
-        def write(rows: int = rows, done: int = done, held_out: bool = held_out, seed: int = seed) -> Streams:
-            return write_streams(
-                target,
-                prompts.draw(seed, held_out=held_out),
-                length=options.length,
-                temperatures=[TEMPERATURES[i % len(TEMPERATURES)] for i in range(rows)],
-                ends=ends,
-                longest=options.longest,
-                seed=seed,
-                on_step=lambda position: context.progress(done + rows * position, total, "the model writes"),
-            )
+    def progress(before: int, rows: int, position: int) -> None:
+        context.progress(before * options.length + rows * position, total, "the model writes")
 
-        found.append(_kept(context.work / f"text-{index}.safetensors", write))
-        done += rows * options.length
+    if not all(file.is_file() for file in files):
+        with _writer(llama, device, precision, ends, tokenizer, max(sizes), options, context) as writer:
+            for index, (rows, file) in enumerate(zip(sizes, files, strict=True)):
+                if file.is_file():
+                    continue
+                seed = context.seed * (pieces + 1) + index
+                streams = write_streams(
+                    writer,
+                    prompts.draw(seed, held_out=index == pieces),
+                    hidden_size=llama.config.hidden_size,
+                    length=options.length,
+                    temperatures=[TEMPERATURES[i % len(TEMPERATURES)] for i in range(rows)],
+                    ends=ends,
+                    longest=options.longest,
+                    seed=seed,
+                    on_step=partial(progress, sum(sizes[:index]), rows),
+                )
+                _keep(streams, file)
+    found = [_kept(file) for file in files]
     return found[:pieces], found[pieces:]
 
 
-def _kept(path: Path, write: Callable[[], Streams]) -> Streams:
-    """What the file holds; written now if it isn't there. The work folder is this very stage's, options and all."""
-    from safetensors.torch import load_file, save_file
+@contextmanager
+def _writer(
+    llama: Llama,
+    device: torch.device,
+    precision: Precision,
+    ends: tuple[int, ...],
+    tokenizer: Path,
+    rows: int,
+    options: DraftHeadOptions,
+    context: Context,
+) -> Iterator[Writer]:
+    """What the model writes on, for up to `rows` rows.
 
-    from .draft_head_text import Streams
+    Raises:
+        ConversionError: the engine is asked for, and the model's weights are not INT8.
+        ToolMissing: the engine is asked for, and can't be compiled here.
+    """
+    import torch
 
-    if path.is_file():
-        return Streams(**load_file(path))
-    streams = write()
+    from edgec.runtime.library import compiled
+
+    from .draft_head_text import dense_copy
+    from .draft_head_writers import EngineWriter, TorchWriter, native_files
+
+    quantized = any(value.dtype == torch.int8 for value in llama.state_dict().values())
+    if options.writer == "engine" and not quantized:
+        raise ConversionError(
+            "draft_head: the engine writes with INT8 weights, and this model's are not",
+            hint="put `quantize: {scheme: weight-only}` before draft_head, or give it `writer: torch`",
+            reason=Reason.BAD_OPTION,
+        )
+    on_engine = options.writer == "engine" or (options.writer == "auto" and quantized and device.type == "cpu")
+    if on_engine and options.writer == "auto":
+        try:
+            compiled()
+        except ToolMissing as error:
+            on_engine = False
+            context.note(f"the model writes in PyTorch, which takes longer: {error.message}")
+    if not on_engine:
+        wide = dense_copy(llama, torch.bfloat16 if precision == "bfloat16" else torch.float32).to(device)
+        yield TorchWriter(wide, options.length)
+        return
+    context.work.mkdir(parents=True, exist_ok=True)
+    with TemporaryDirectory(dir=context.work) as folder:
+        native_files(llama, ends, tokenizer, Path(folder))
+        with EngineWriter(Path(folder), rows, options.length, context.threads) as writer:
+            yield writer
+
+
+def _keep(streams: Streams, path: Path) -> None:
+    """Whole or not at all. The work folder is this very stage's, options and all."""
+    from safetensors.torch import save_file
+
     path.parent.mkdir(parents=True, exist_ok=True)
     aside = path.with_suffix(".tmp")
     save_file(streams.tensors(), aside)
     aside.replace(path)
-    return streams
+
+
+def _kept(path: Path) -> Streams:
+    from safetensors.torch import load_file
+
+    from .draft_head_text import Streams
+
+    return Streams(**load_file(path))
 
 
 def _report(found: Acceptance, draft: Draft, own_bytes: int, losses: list[float], context: Context) -> None:

@@ -17,6 +17,10 @@ if TYPE_CHECKING:
 
     from edgec.architectures.llama import Llama
 
+    from .draft_head_writers import Writer
+
+SAMPLE_BLOCK = 128  # tokens whose weights are added before one of them is drawn
+
 
 @dataclass(frozen=True)
 class Streams:
@@ -60,9 +64,10 @@ def dense_copy(module: Llama, dtype: torch.dtype) -> Llama:
 
 
 def write_streams(
-    model: Llama,
+    writer: Writer,
     prompts: Iterator[list[int]],
     *,
+    hidden_size: int,
     length: int,
     temperatures: Sequence[float],
     ends: Sequence[int],
@@ -73,8 +78,9 @@ def write_streams(
     """Let the target write, one row for each temperature.
 
     Args:
-        model: as `dense_copy` makes it; computes in its own type.
+        writer: computes the target, for as many rows of this length.
         prompts: tokens of prompts, without end; one longer than half of `length` is cut.
+        hidden_size: of the target.
         length: tokens of a row.
         temperatures: of each row; 0 takes the most likely token.
         ends: tokens that end an answer.
@@ -84,57 +90,39 @@ def write_streams(
     """
     import torch
 
-    rows, config = len(temperatures), model.config
-    dtype, device = model.embed_tokens.weight.dtype, model.embed_tokens.weight.device
+    rows = len(temperatures)
     generator = torch.Generator().manual_seed(seed)
-    cos, sin = (a.to(dtype) for a in model.rope(length, device))  # (length, 1, head_dim)
-    pool = (config.layers, rows, config.kv_heads, length, config.head_dim)
-    keys, values = (torch.zeros(pool, dtype=dtype, device=device) for _ in range(2))
     out = Streams(
         torch.zeros(rows, length, dtype=torch.int32),
         torch.zeros(rows, length, dtype=torch.int32),
         torch.zeros(rows, length, dtype=torch.bool),
-        torch.zeros(rows, length, config.hidden_size, dtype=torch.float16),
+        torch.zeros(rows, length, hidden_size, dtype=torch.float16),
         torch.zeros(rows, length),
         torch.tensor(temperatures, dtype=torch.float32),
     )
-    warm, cold = (torch.nonzero(rows_).flatten() for rows_ in (out.temperatures > 0, out.temperatures <= 0))
+    kinds = [(t, [i for i, own in enumerate(temperatures) if own == t]) for t in sorted(set(temperatures))]
     waiting = [_next_prompt(prompts, length) for _ in range(rows)]  # of each row's prompt, what is not read yet
     start, said = torch.zeros(rows, dtype=torch.int64), [0] * rows
     ids = torch.tensor([w.pop(0) for w in waiting])
-    groups = config.heads // config.kv_heads
-    with torch.no_grad():
-        for t in range(length):
-            x = model.embed_tokens(ids.to(device))[:, None]  # (R, 1, hidden)
-            unseen = torch.arange(t + 1)[None] < start[:, None]  # (R, t + 1): of earlier texts
-            bias = torch.zeros(rows, 1, 1, t + 1, dtype=dtype).masked_fill_(unseen[:, None, None], float("-inf"))
-            bias = bias.to(device)
-            for i, layer in enumerate(model.blocks()):
-                normed = layer.input_layernorm(x)
-                q, k, v = layer.self_attn.project(normed, cos[t : t + 1], sin[t : t + 1])  # (R, 1, H or Hkv, D)
-                keys[i, :, :, t], values[i, :, :, t] = k[:, 0], v[:, 0]
-                q = q.view(rows, config.kv_heads, groups, config.head_dim)
-                scores = q @ keys[i, :, :, : t + 1].transpose(-1, -2) * config.head_dim**-0.5 + bias
-                attended = torch.softmax(scores, -1) @ values[i, :, :, : t + 1]  # (R, Hkv, G, D)
-                x = x + layer.self_attn.o_proj(attended.reshape(rows, 1, -1))
-                x = x + layer.mlp(layer.post_attention_layernorm(x))
-            hidden = model.norm(x)[:, 0]  # (R, hidden)
-            out.tokens[:, t], out.starts[:, t], out.hidden[:, t] = ids.int(), start.int(), hidden.half().cpu()
-            out.written[:, t] = torch.tensor([s > 0 for s in said])
-            logits = model.lm_head(hidden).float().cpu()  # sampled here, so that every device draws alike
-            out.normalisers[:, t] = logits.logsumexp(-1)
-            ids = torch.zeros(rows, dtype=torch.int64)
-            ids[cold] = logits[cold].argmax(-1)
-            ids[warm] = _sample(logits[warm] / out.temperatures[warm, None], generator)
-            for row in range(rows):
-                if waiting[row]:
-                    ids[row] = waiting[row].pop(0)
-                elif said[row] and (int(out.tokens[row, t]) in ends or said[row] >= longest):
-                    waiting[row] = _next_prompt(prompts, length)
-                    ids[row], start[row], said[row] = waiting[row].pop(0), t + 1, 0
-                else:
-                    said[row] += 1
-            on_step(t + 1)
+    for t in range(length):
+        hidden, logits = writer.step(ids, start, t)
+        out.tokens[:, t], out.starts[:, t], out.hidden[:, t] = ids.int(), start.int(), hidden.half()
+        out.written[:, t] = torch.tensor([s > 0 for s in said])
+        greatest, ids = logits.max(-1)
+        weights = logits.sub_(greatest[:, None]).exp_()
+        out.normalisers[:, t] = weights.sum(-1).log_() + greatest
+        for temperature, those in kinds:
+            if temperature > 0:
+                ids[those] = _draw(weights[those].pow_(1 / temperature), generator)
+        for row in range(rows):
+            if waiting[row]:
+                ids[row] = waiting[row].pop(0)
+            elif said[row] and (int(out.tokens[row, t]) in ends or said[row] >= longest):
+                waiting[row] = _next_prompt(prompts, length)
+                ids[row], start[row], said[row] = waiting[row].pop(0), t + 1, 0
+            else:
+                said[row] += 1
+        on_step(t + 1)
     return out
 
 
@@ -142,10 +130,21 @@ def _next_prompt(prompts: Iterator[list[int]], length: int) -> list[int]:
     return next(prompts)[: max(1, length // 2)]
 
 
-def _sample(logits: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
-    """One token of each row (R, vocab) by inversion of its distribution function."""
+def _draw(weights: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
+    """One token of each row (R, vocab), each with a probability like its weight: first a block of tokens, then one."""
     import torch
+    from torch.nn import functional
 
-    total = torch.softmax(logits, -1).cumsum(-1)
-    drawn = torch.rand(len(logits), 1, generator=generator) * total[:, -1:]
-    return torch.searchsorted(total, drawn, right=True).squeeze(1).clamp_(max=logits.shape[-1] - 1)
+    rows, vocab = weights.shape
+    if vocab % SAMPLE_BLOCK:
+        weights = functional.pad(weights, (0, -vocab % SAMPLE_BLOCK))
+    weights = weights.view(rows, -(-vocab // SAMPLE_BLOCK), SAMPLE_BLOCK)
+    reach = weights.sum(-1).cumsum(-1)  # (R, blocks)
+    drawn = torch.rand(rows, 1, generator=generator) * reach[:, -1:]
+    block = torch.searchsorted(reach, drawn, right=True).clamp_(max=reach.shape[1] - 1)  # (R, 1)
+    before = torch.where(block > 0, reach.gather(1, (block - 1).clamp(min=0)), 0.0)
+    chosen = weights.gather(1, block[..., None].expand(-1, -1, SAMPLE_BLOCK)).squeeze(1)  # (R, SAMPLE_BLOCK)
+    inside = torch.searchsorted(chosen.cumsum(-1), drawn - before, right=True)
+    # Rounding may put a draw behind its block's end; the block's last token that has any weight is meant then.
+    last = (chosen > 0).long().mul_(torch.arange(1, SAMPLE_BLOCK + 1)).amax(-1, keepdim=True) - 1
+    return (block * SAMPLE_BLOCK + torch.minimum(inside, last)).squeeze(1)

@@ -81,7 +81,7 @@ def convert(program: Program, options: NativeOptions, context: Context) -> Artif
             failed.
         ToolMissing: there is no compiler for this machine, or for a platform that `libraries` names.
     """
-    from edgec.decoder import read_decoder
+    from edgec.decoder import program_state, read_decoder
 
     from .native_model import MODEL_FILE, read_draft, write_manifest, write_model
 
@@ -96,7 +96,7 @@ def convert(program: Program, options: NativeOptions, context: Context) -> Artif
     out = context.out
     context.progress(0, 3, "weights")
     draft = read_draft(program)
-    counts = write_model(program, decoder, draft, out)
+    counts = write_model(program_state(program), decoder, draft, out)
     files = [artifact_file(out, MODEL_FILE, "model")]
     for name in ("tokenizer.json", "tokenizer_config.json"):
         if (source := program.companion(name)) is not None:

@@ -15,12 +15,14 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from edgec.decoder import Decoder, program_state
+from edgec.decoder import Decoder
 from edgec.draft import DRAFT_FILE, Draft
 from edgec.errors import ConversionError, Reason
 from edgec.model import ArtifactFile, Program
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     import torch
 
     from .native import NativeOptions
@@ -48,11 +50,14 @@ def read_draft(program: Program) -> Draft | None:
     return draft
 
 
-def write_model(program: Program, decoder: Decoder, draft: Draft | None, out: Path) -> dict[str, int]:
+def write_model(state: Mapping[str, torch.Tensor], decoder: Decoder, draft: Draft | None, out: Path) -> dict[str, int]:
     """Write model.safetensors; gives how many linear layers and embeddings are INT8 and float.
 
+    Args:
+        state: the weights, as `program_state` gives them or a quantised Llama's `state_dict`.
+
     Raises:
-        ConversionError: the program lacks a weight that the architecture needs.
+        ConversionError: the state lacks a weight that the architecture needs.
     """
     import torch
     from safetensors.torch import save_file
@@ -61,7 +66,6 @@ def write_model(program: Program, decoder: Decoder, draft: Draft | None, out: Pa
     from edgec.architectures.rope import inverse_frequencies
 
     config = LlamaConfig.from_dict(decoder.architecture)
-    state = program_state(program)
     tensors: dict[str, torch.Tensor] = {}
     counts = {"ops": 0, "layout_ops": 0, "float_ops": 0, "undelegated_ops": 0}
     for name in _layers(config):
@@ -97,7 +101,7 @@ def _norms(config: Any) -> list[str]:
     return [*(f"layers.{i}.{part}" for i in range(config.layers) for part in parts), "norm"]
 
 
-def _take(state: dict[str, torch.Tensor], name: str) -> torch.Tensor:
+def _take(state: Mapping[str, torch.Tensor], name: str) -> torch.Tensor:
     if name not in state:
         raise ConversionError(
             f"native: the program has no weight `{name}`",

@@ -13,8 +13,9 @@ import pytest
 import torch
 from edgec.passes.draft_head import DraftHeadOptions, draft_head
 from edgec.passes.draft_head_prompts import KOREAN, SUBJECTS, TASKS, Prompts
-from edgec.passes.draft_head_text import Streams, dense_copy, write_streams
+from edgec.passes.draft_head_text import Streams, _draw, dense_copy, write_streams
 from edgec.passes.draft_head_train import Frozen, choose_vocabulary, measure, start_from, train_head
+from edgec.passes.draft_head_writers import EngineWriter, TorchWriter, Writer, native_files
 from edgec.passes.quantize_weights import quantizable, quantize_layers
 
 from edgec.architectures.draft_head import DraftShape, Head, RecurrentHead, build, pack, unpack
@@ -42,11 +43,18 @@ def streams(target: Llama) -> Streams:
     return written(target)
 
 
-def written(target: Llama, seed: int = 0, temperatures: tuple[float, ...] = (0.0, 1.0, 0.7, 1.0) * 2) -> Streams:
+TEMPERATURES = (0.0, 1.0, 0.7, 1.0) * 2
+
+
+def written(target: Llama, seed: int = 0, temperatures: tuple[float, ...] = TEMPERATURES) -> Streams:
+    return written_by(TorchWriter(dense_copy(target, torch.float32), 64), seed, temperatures)
+
+
+def written_by(writer: Writer, seed: int = 0, temperatures: tuple[float, ...] = TEMPERATURES) -> Streams:
     random = np.random.default_rng(seed)
     prompts = (random.integers(2, VOCAB, size=random.integers(1, 9)).tolist() for _ in itertools.count())
-    model = dense_copy(target, torch.float32)
-    return write_streams(model, prompts, length=64, temperatures=temperatures, ends=(7, 8), longest=15, seed=seed)
+    sizes = {"hidden_size": 64, "length": 64, "longest": 15}
+    return write_streams(writer, prompts, temperatures=temperatures, ends=(7, 8), seed=seed, **sizes)
 
 
 def randomised(head: Head) -> Head:
@@ -172,6 +180,49 @@ def test_every_text_of_a_row_is_what_the_dense_model_computes(target: Llama, str
                 assert torch.equal(ids[1:][says], logits.argmax(-1)[:-1][says])
             texts += 1
     assert texts > 3 * len(streams.tokens)  # answers end, and others begin behind them
+
+
+def test_the_engine_writes_what_it_computes_of_each_text_alone(tmp_path: Path) -> None:
+    """Placed blocks, texts that follow one another in them, and rows side by side change no bit."""
+    from edgec.runtime.engine import Engine, EngineOptions
+
+    module = tiny_model(tmp_path).module
+    assert isinstance(module, Llama)
+    native_files(module, (7, 8), tmp_path, tmp_path / "native")
+    with EngineWriter(tmp_path / "native", len(TEMPERATURES), 64, threads=1) as writer:
+        streams = written_by(writer)
+        assert torch.equal(written_by(writer).tokens, streams.tokens)  # new rows in the blocks of others
+    texts = 0
+    with Engine(tmp_path / "native", EngineOptions(threads=1, context=64, block_size=16)) as engine:
+        table = np.arange(1, 5, dtype=np.int32)[None]
+        for row, column in itertools.product(range(len(streams.tokens)), range(64)):
+            if streams.starts[row, column] != column:
+                continue
+            own = torch.nonzero(streams.starts[row] == column).flatten()
+            at = np.arange(len(own), dtype=np.int32)
+            ids = streams.tokens[row, own].numpy()
+            logits, hidden = engine.forward(ids, at, at + 16, np.zeros_like(at), table, hidden_size=64)
+            assert torch.equal(torch.tensor(hidden).half(), streams.hidden[row, own])
+            assert torch.allclose(torch.tensor(logits).logsumexp(-1), streams.normalisers[row, own], atol=1e-5)
+            if streams.temperatures[row] == 0:
+                says = streams.written[row, own].numpy()[1:]
+                assert np.array_equal(ids[1:][says], logits.argmax(-1)[:-1][says])
+            texts += 1
+    assert texts > 3 * len(streams.tokens)
+
+
+def test_tokens_are_drawn_from_the_distribution() -> None:
+    torch.manual_seed(0)
+    logits = torch.randn(300) * 2
+    logits[128:256] = float("-inf")  # a block without weight
+    probability = torch.softmax(logits, -1).numpy()
+    drawn = _draw(logits.exp().expand(40_000, -1), torch.Generator().manual_seed(1)).numpy()
+    counts = np.bincount(drawn, minlength=300)
+    assert counts[128:256].sum() == 0
+    expected = probability * counts.sum()
+    usual = expected >= 5
+    chi = float((((counts - expected) ** 2)[usual] / expected[usual]).sum())
+    assert chi < usual.sum() + 5 * np.sqrt(2 * usual.sum())
 
 
 def test_an_answer_ends_where_the_model_ends_it_or_at_the_longest(streams: Streams) -> None:
@@ -412,14 +463,14 @@ def test_a_head_travels_into_the_native_artefact(trained: tuple[Model, Model, Co
     from edgec.targets.native_model import MODEL_FILE, read_draft, write_manifest, write_model
     from safetensors.torch import load_file
 
-    from edgec.decoder import read_decoder
+    from edgec.decoder import program_state, read_decoder
     from edgec.model import artifact_file
 
     result, surroundings = trained[1], context(tmp_path)
     program = export_program(result, ExportOptions(), surroundings, baseline=None)
     decoder, draft = read_decoder(program, "native"), read_draft(program)
     assert draft is not None and result.draft is not None
-    write_model(program, decoder, draft, tmp_path)
+    write_model(program_state(program), decoder, draft, tmp_path)
     write_manifest(tmp_path, decoder, draft, NativeOptions(context=16), [artifact_file(tmp_path, MODEL_FILE, "model")])
     tensors, manifest = load_file(tmp_path / MODEL_FILE), json.loads((tmp_path / "manifest.json").read_text())
     assert manifest["draft"] == {"design": "recurrent", "widths": [64], "vocab": 256}
@@ -450,6 +501,32 @@ def test_a_killed_pass_keeps_what_the_model_has_written(tmp_path: Path, monkeypa
             draft_head(tiny_model(tmp_path), options, context(tmp_path))
     monkeypatch.setattr(draft_head_text, "write_streams", fail)  # nothing is written again
     assert draft_head(tiny_model(tmp_path), options, context(tmp_path)).draft is not None
+
+
+def test_the_engine_is_refused_for_float_weights_and_replaced_where_it_cannot_be_compiled(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from edgec.errors import ToolMissing
+    from edgec.runtime import library
+
+    float_model = dataclasses.replace(
+        tiny_model(tmp_path), module=llama(layers=1, hidden_size=64, heads=4, kv_heads=2, head_dim=16)
+    )
+    options = SMALL | {"epochs": 1, "tokens": 1024}
+    with pytest.raises(ConversionError, match="INT8") as caught:
+        draft_head(float_model, DraftHeadOptions.model_validate(options | {"writer": "engine"}), context(tmp_path))
+    assert caught.value.reason is Reason.BAD_OPTION
+
+    def missing() -> Path:
+        raise ToolMissing("no compiler here")
+
+    monkeypatch.setattr(library, "compiled", missing)
+    surroundings = context(tmp_path / "other")
+    assert draft_head(tiny_model(tmp_path), DraftHeadOptions.model_validate(options), surroundings).draft is not None
+    assert any("no compiler here" in note for note in surroundings.log.notes)
+    with pytest.raises(ToolMissing):
+        asked = DraftHeadOptions.model_validate(options | {"writer": "engine"})
+        draft_head(tiny_model(tmp_path), asked, context(tmp_path / "third"))
 
 
 def test_what_is_no_language_model_is_refused(tmp_path: Path) -> None:
