@@ -283,6 +283,7 @@ def test_models_with_other_inputs_are_refused(tmp_path: Path) -> None:
         diff(open_subject(chain(tmp_path / "a.onnx")), open_subject(qdq(tmp_path / "b.onnx")), None)
 
 
+@pytest.mark.slow
 def test_exit_codes_of_the_command(edgec: Edgec) -> None:
     good, bad = (
         chain(edgec.folder / "a.onnx"),

@@ -97,6 +97,7 @@ def test_every_target_of_ours_has_a_probe() -> None:
     assert set(probes.PROBES) == set(registry.TARGETS)
 
 
+@pytest.mark.slow
 def test_the_command_and_its_exit_codes(edgec: Edgec) -> None:
     done = edgec("doctor", "--json")
     assert done.code == 0

@@ -20,6 +20,7 @@ class Exotic(nn.Module):
         return torch.special.bessel_j0(doubled)  # ONNX has no Bessel functions
 
 
+@pytest.mark.slow
 def test_the_error_names_the_operator_the_user_s_line_and_what_to_do(tmp_path: Path) -> None:
     x = TensorSpec("x", (2, 8), "float32")
     signature = Signature("main", (x,), (TensorSpec("y", (2, 8), "float32"),))

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
 import torch
 from edgec.passes.quantize import QuantizeOptions, quantize
 
@@ -44,6 +45,7 @@ def loss_of(model: Model, options: QuantizeOptions, folder: Path) -> tuple[float
     return float((a - b).norm() / a.norm()), result
 
 
+@pytest.mark.slow
 def test_one_part_in_float_restores_the_model(tmp_path: Path) -> None:
     model = ruined_by_int8()
     everything, _ = loss_of(model, QuantizeOptions(sensitivity=False), tmp_path / "a")

@@ -5,9 +5,12 @@ Right behaviour: only the victim pays, with time; nobody's answer is lost or cha
 
 from __future__ import annotations
 
+import pytest
+
 from tests.scheduling_core import FakeEngine
 
 
+@pytest.mark.slow
 def test_only_the_victim_waits_and_all_answers_are_as_if_alone() -> None:
     engine = FakeEngine(blocks=10, block_size=4, context=32, max_batch=4, step_tokens=32, prefix_cache=False)
     for id in (1, 2, 3):

@@ -32,6 +32,7 @@ def test_every_command_has_a_failure_here() -> None:
     assert set(FAILURES) == set(COMMANDS)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("command", sorted(FAILURES))
 def test_a_failure_exits_with_2_and_says_why_in_one_line(edgec: Edgec, command: str) -> None:
     done = edgec(*FAILURES[command])

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import onnx
+import pytest
 import torch
 from edgec.passes.export import ExportOptions, export_program
 from edgec.passes.export_onnx import WEIGHTS
@@ -28,6 +29,7 @@ class TwoSizes(TinyTask):
         return (torch.randn(signature.inputs[0].sized({})),)
 
 
+@pytest.mark.slow
 def test_weights_lie_in_one_file_beside_both_signatures(tmp_path: Path) -> None:
     task = TwoSizes((signature("one", 1), signature("four", 4)), make=lambda g: (torch.randn((1, 64), generator=g),))
     module = nn.Linear(64, 256).eval()

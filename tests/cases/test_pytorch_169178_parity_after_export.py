@@ -32,6 +32,7 @@ class Small(nn.Module):
         return self.body(image) * 1e-9
 
 
+@pytest.mark.slow
 def test_tiny_outputs_do_not_hide_a_lost_bias(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     simplify = export_onnx.simplify
 

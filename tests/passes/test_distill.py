@@ -48,6 +48,7 @@ def agreement(module: nn.Module) -> float:
         return float(functional.cosine_similarity(module(images), teacher(images)).mean())
 
 
+@pytest.mark.slow
 def test_the_student_answers_like_its_teacher(tmp_path: Path) -> None:
     before, _ = run(tmp_path / "a", epochs=1, lr=1e-9)
     after, _ = run(tmp_path / "b", epochs=6)

@@ -318,6 +318,7 @@ def learn(head: Head, frozen: Frozen, texts: list[Streams], file: Path, stop: in
     )  # fmt: skip
 
 
+@pytest.mark.slow
 @DESIGNS
 def test_a_head_learns_what_its_target_writes(target: Llama, shape: DraftShape, tmp_path: Path) -> None:
     texts = [written(target, s) for s in range(2)]  # a random target's text can be learnt by heart, and no more
@@ -334,6 +335,7 @@ def test_a_head_learns_what_its_target_writes(target: Llama, shape: DraftShape, 
     assert all(new > old + 0.1 for new, old in zip(after.sampled, before.sampled, strict=True))
 
 
+@pytest.mark.slow
 def test_a_stopped_run_ends_with_the_weights_of_one_that_was_not(target: Llama, tmp_path: Path) -> None:
     texts = [written(target, s) for s in range(2)]
     frozen = Frozen.of(target, choose_vocabulary(texts, 96, (), VOCAB))

@@ -28,6 +28,7 @@ def export(module: nn.Module, task: TinyTask, folder: Path, **options: object) -
     return export_program(Model(module.eval(), task, {}), ExportOptions(**options), context(folder), baseline=None)  # type: ignore[arg-type]
 
 
+@pytest.mark.slow
 def test_program_holds_both_forms_with_the_signature_s_names(tmp_path: Path) -> None:
     program = export_program(tiny_model(), ExportOptions(), context(tmp_path), baseline=tiny_model())
     model = onnx.load(program.onnx_path("main"))
@@ -42,6 +43,7 @@ def test_program_holds_both_forms_with_the_signature_s_names(tmp_path: Path) -> 
         np.testing.assert_allclose(got["logits"], step.outputs["logits"], rtol=1e-4, atol=1e-6)
 
 
+@pytest.mark.slow
 def test_two_exports_give_the_same_bytes_and_hold_no_path_of_this_machine(tmp_path: Path) -> None:
     first, second = (
         export_program(tiny_model(), ExportOptions(), context(tmp_path / name), baseline=None) for name in "ab"

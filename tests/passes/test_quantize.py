@@ -47,6 +47,7 @@ def test_a_clamp_is_quantised_with_the_convolution_before_it(tmp_path: Path) -> 
         assert is_quantize(quantized) and quantized.args[2] == -128, "the range starts at 0: all steps are used"
 
 
+@pytest.mark.slow
 def test_onnx_computes_the_same_int8_model_with_int8_constants(tmp_path: Path) -> None:
     import onnx
 
@@ -182,6 +183,7 @@ def words() -> Model:
     )
 
 
+@pytest.mark.slow
 def test_int8_weights_share_the_tied_table_and_reach_onnx_as_int8(tmp_path: Path) -> None:
     import onnx
 

@@ -55,6 +55,7 @@ def test_a_lost_block_is_seen_at_the_end(backend: ReferenceBackend) -> None:
         backend.assert_whole()
 
 
+@pytest.mark.slow
 def test_a_server_that_lost_a_block_does_not_exit_with_0(tiny_llama: Path) -> None:
     code = (
         "from edgec.reference.engine import ReferenceEngine\n"

@@ -17,6 +17,8 @@ from tests.raw_http import Served, metrics, read_all, read_until, send, send_raw
 from tests.reference.conftest import Serve, servers
 from tests.reference.expected import greedy
 
+pytestmark = pytest.mark.slow  # each test starts a server
+
 LONG = {"prompt": "hello", "max_tokens": 4000, "temperature": 0, "ignore_eos": True}
 ASKED = {"prompt": "the others", "max_tokens": 40, "temperature": 0, "ignore_eos": True, "stream": True}
 

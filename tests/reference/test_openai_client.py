@@ -40,6 +40,7 @@ def complete(client: openai.OpenAI, prompt: Any, **options: Any) -> Any:
     return client.completions.create(prompt=prompt, **options)
 
 
+@pytest.mark.slow
 def test_it_names_its_model(client: openai.OpenAI) -> None:
     assert [m.id for m in client.models.list()] == ["little"]
     assert client.models.retrieve("little").owned_by == "edgec"

@@ -20,6 +20,8 @@ from tests.reference.checkpoints import write_huggingface
 from tests.reference.conftest import Serve
 from tests.tiny_bundle import write_tiny_bundle
 
+pytestmark = pytest.mark.slow  # each test starts a server
+
 LONG = {"prompt": "hello", "max_tokens": 4000, "temperature": 0, "ignore_eos": True}
 
 

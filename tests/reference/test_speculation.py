@@ -37,6 +37,8 @@ from tests import tiny_bundle
 from tests.reference.tiny import CONFIG, prompts
 from tests.tiny_bundle import write_tiny_bundle
 
+pytestmark = pytest.mark.slow  # some seconds each
+
 WHO = ("head", "ngram", "both")
 
 

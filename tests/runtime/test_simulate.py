@@ -117,6 +117,7 @@ def test_continuous_batching_is_two_and_a_half_times_static_batching(prompt: int
     assert continuous.answer_tokens == static.answer_tokens
 
 
+@pytest.mark.slow
 def test_the_recommended_block_size_keeps_95_percent_of_the_pool_in_use() -> None:
     requests = exponential(300, 128, 128)
     found, by_batch, by_block = recommend(Setting(MANY), requests, Cost(), library=core())
@@ -127,6 +128,7 @@ def test_the_recommended_block_size_keeps_95_percent_of_the_pool_in_use() -> Non
     assert [r.tokens_per_second for r in by_batch] == sorted(r.tokens_per_second for r in by_batch)
 
 
+@pytest.mark.slow
 def test_the_recommended_batch_meets_the_objective() -> None:
     requests = exponential(300, 16, 128)
     found, by_batch, _ = recommend(Setting(replace(MANY, step_tokens=64)), requests, Cost(), slo=0.1, library=core())
@@ -145,6 +147,7 @@ def test_the_controller_keeps_steps_to_the_objective() -> None:
     assert 8 <= kept.batch_limit <= 15
 
 
+@pytest.mark.slow
 def test_millions_of_tokens_are_simulated_in_one_go() -> None:
     run = simulate(replace(MANY, max_batch=64, step_tokens=256), exponential(4000, 128, 128), Cost(), library=core())
     assert run.computed_tokens > 1_000_000

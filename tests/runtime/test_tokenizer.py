@@ -64,6 +64,7 @@ def test_large_mixed_text_is_equal(style: str) -> None:
         assert_equal(reference, tokenizer, line)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("style", ["smollm", "gpt2", "llama3", "qwen2"])
 def test_every_class_of_character_is_split_equally(style: str, tmp_path: Path) -> None:
     """A letter, a number and a mark each merge with the last byte of the character before them, if in one word with it:
@@ -171,6 +172,7 @@ def test_merges_as_strings_are_equal(tmp_path: Path) -> None:
     assert_equal(trained, Tokenizer(path), TEXT)
 
 
+@pytest.mark.slow
 def test_one_word_of_two_million_bytes() -> None:
     """A quadratic merge would take days."""
     reference, tokenizer = pair("gpt2")

@@ -14,6 +14,8 @@ import pytest
 
 from tests.raw_http import Served, metrics, read_all, read_until, send, wait_for
 
+pytestmark = pytest.mark.slow  # each test starts a server
+
 Serve = Callable[..., Served]
 
 

@@ -174,6 +174,7 @@ def test_another_family_goes_through_transformers_without_remote_code(folder: Pa
     assert again.state_dict().keys() == loaded.module.state_dict().keys()
 
 
+@pytest.mark.slow
 def test_a_folder_that_brings_its_own_code_is_refused(folder: Path) -> None:
     (folder / "own").mkdir()
     (folder / "own/config.json").write_text(json.dumps({"model_type": "mine", "auto_map": {"AutoModel": "mine.Model"}}))

@@ -13,6 +13,8 @@ from junitparser import JUnitXml
 
 from tests.conftest import Done, Edgec
 
+pytestmark = pytest.mark.slow  # each test starts a command that loads PyTorch
+
 DOCS = Path(__file__).parent.parent.parent / "docs"
 
 
