@@ -51,21 +51,21 @@ class DraftHeadOptions(Options):
     widths: tuple[int, ...] = Field((1024, 1024), min_length=1, description="inner widths of its blocks, in order")
     vocabulary: int = Field(6144, description="tokens that it can propose: the most frequent ones")
     max_share: float = Field(0.08, gt=0, le=1, description="the greatest share of the model's bytes that it may take")
-    tokens: int = Field(524_288, ge=1024, description="tokens that the model writes for it to learn from")
+    tokens: int = Field(1_048_576, ge=1024, description="tokens that the model writes for it to learn from")
     rows: int = Field(128, ge=4, description="texts that the model writes side by side")
     length: int = Field(256, ge=32, description="tokens of such a text's row, of several prompts and answers")
     longest: int = Field(200, ge=1, description="tokens of an answer, at most")
     prompts: str | None = Field(None, description="a file of prompts to ask as well, one a line")
     texts: tuple[TextOptions, ...] = Field((), description="texts to go on with, from anywhere in them")
     held_out: int = Field(40, ge=4, description="rows of held-out prompts that acceptance is measured on")
-    epochs: int = Field(3, ge=1, description="passes over what was written")
-    lr: float = Field(2e-3, gt=0, description="the greatest learning rate")
+    epochs: int = Field(2, ge=1, description="passes over what was written")
+    lr: float = Field(1.5e-3, gt=0, description="the greatest learning rate")
     unroll: int = Field(3, ge=1, le=8, description="drafts of a run that are trained")
     feature: float = Field(
         0.0, ge=0, description="weight of guessing the model's next hidden states, too, as EAGLE does"
     )
     window: int = Field(128, ge=16, description="tokens of a piece in training; at most `length`")
-    batch: int = Field(8, ge=1, description="pieces of a training step")
+    batch: int = Field(4, ge=1, description="pieces of a training step")
     writer: Literal["auto", "engine", "torch"] = Field(
         "auto",
         description="what the model writes on: the native engine, or PyTorch; auto is the engine for INT8 weights "

@@ -124,7 +124,7 @@ def train_head(
     decaying = [p for p in head.parameters() if p.dim() > 1]
     others = [p for p in head.parameters() if p.dim() <= 1]
     groups = [{"params": decaying, "weight_decay": WEIGHT_DECAY}, {"params": others, "weight_decay": 0.0}]
-    optimizer = torch.optim.AdamW(groups, lr=lr, betas=(0.9, 0.95))
+    optimizer = torch.optim.AdamW(groups, lr=lr, betas=(0.9, 0.95), fused=True)
     per_epoch = sum(t.tokens.shape[0] * (t.tokens.shape[1] // window) for t in texts) // batch
     if not per_epoch:
         raise ConversionError("draft_head: there is less text than one training step takes", reason=Reason.EMPTY_DATA)
