@@ -69,9 +69,9 @@ std::vector<float> product(const Kernels& kernels, int rows, int n, int k, bool 
   return y;
 }
 
-std::vector<float> attention(const Kernels& kernels, KvType type, int block_size, int rows) {
+std::vector<float> attention(const Kernels& kernels, KvType type, int block_size, int rows, int heads = 3) {
   const KvLayout kv = {type, block_size, 2, 20};
-  constexpr int kHeads = 3, kPositions = 37, kBlocks = 12;
+  constexpr int kPositions = 37, kBlocks = 12;
   std::vector<uint8_t> pool(kv.block_bytes() * (kBlocks + 64 / block_size * 2), 0);
   std::vector<int32_t> table;
   for (int b = 0; b * block_size < kPositions; ++b) table.push_back(b);
@@ -80,17 +80,18 @@ std::vector<float> attention(const Kernels& kernels, KvType type, int block_size
     kernels.store_kv(kv, pool.data() + kv.block_bytes() * table[p / block_size], p % block_size, key.data(),
                      value.data());
   }
-  const std::vector<float> queries = random_floats(static_cast<size_t>(rows) * 2 * kHeads * 20, 5);
-  std::vector<float> out(queries.size(), 0.0f), scratch(attention_scratch(kv, kHeads, 64));
+  const std::vector<float> queries = random_floats(static_cast<size_t>(rows) * 2 * heads * 20, 5);
+  std::vector<float> out(queries.size(), 0.0f), scratch(attention_scratch(kv, heads, 64));
   std::vector<int32_t> positions;
   for (int r = 0; r < rows; ++r) positions.push_back(kPositions - rows + r);
+  const size_t width = static_cast<size_t>(heads) * 20;
   for (int h = 0; h < 2; ++h) {
-    const AttentionTask task = {queries.data() + h * kHeads * 20,
-                                2 * kHeads * 20,
-                                out.data() + h * kHeads * 20,
-                                2 * kHeads * 20,
+    const AttentionTask task = {queries.data() + h * width,
+                                2 * width,
+                                out.data() + h * width,
+                                2 * width,
                                 rows,
-                                kHeads,
+                                heads,
                                 positions.data(),
                                 table.data(),
                                 pool.data(),
@@ -141,6 +142,14 @@ TEST(kernels_attention_equals_plain_cpp) {
       for (int block : {4, 8, 16, 32, 64})
         for (int rows : {1, 3, 4})
           CHECK(same(attention(*set, type, block, rows), attention(scalar(), type, block, rows)));
+}
+
+TEST(kernels_attention_of_any_number_of_queries_equals_plain_cpp) {
+  for (const Kernels* set : others())
+    for (int heads = 1; heads <= 9; ++heads)  // queries are taken up to twelve at once
+      for (int rows = 1; rows <= kAttentionRows; ++rows)
+        CHECK(
+            same(attention(*set, KvType::kInt8, 16, rows, heads), attention(scalar(), KvType::kInt8, 16, rows, heads)));
 }
 
 TEST(kernels_attention_does_not_depend_on_the_block_size) {
