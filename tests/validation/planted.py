@@ -14,10 +14,9 @@ Patch = tuple[str, str, str]
 
 OFF_BY_ONE = (
     "decoder.cpp",
-    "kernels_.rotate(values + static_cast<size_t>(h) * dim, cos, sin, half);",
+    "rotate(positions_[tile.first + r], queries",
     # A query's tables are those of the position after its own.
-    "kernels_.rotate(values + static_cast<size_t>(h) * dim, cos + (h < model_.heads ? half : 0), "
-    "sin + (h < model_.heads ? half : 0), half);",
+    "rotate(positions_[tile.first + r] + 1, queries",
 )
 BIASED = (
     "row_loops.inc",
