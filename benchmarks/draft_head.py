@@ -146,11 +146,9 @@ def texts_of(kind: str, folder: Path, target: object, ends: tuple[int, ...], arg
     tokenizer = ReferenceTokenizer.open(folder)
     assert tokenizer is not None
     drawn = Prompts(folder, tokenizer.settings, tokenizer.encode)
-    model = dense_copy(target, torch.float32)  # type: ignore[arg-type]
     streams = write_streams(
-        TorchWriter(model, arguments.length),
+        TorchWriter(dense_copy(target, torch.float32), arguments.length),  # type: ignore[arg-type]
         prompts_of(kind, drawn, tokenizer),
-        hidden_size=model.config.hidden_size,
         length=arguments.length,
         temperatures=[0.0] * arguments.rows + [1.0] * arguments.rows,
         ends=ends,

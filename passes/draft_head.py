@@ -234,7 +234,6 @@ def _write(
                 streams = write_streams(
                     writer,
                     prompts.draw(seed, held_out=index == pieces),
-                    hidden_size=llama.config.hidden_size,
                     length=options.length,
                     temperatures=[TEMPERATURES[i % len(TEMPERATURES)] for i in range(rows)],
                     ends=ends,

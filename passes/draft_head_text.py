@@ -67,7 +67,6 @@ def write_streams(
     writer: Writer,
     prompts: Iterator[list[int]],
     *,
-    hidden_size: int,
     length: int,
     temperatures: Sequence[float],
     ends: Sequence[int],
@@ -80,7 +79,6 @@ def write_streams(
     Args:
         writer: computes the target, for as many rows of this length.
         prompts: tokens of prompts, without end; one longer than half of `length` is cut.
-        hidden_size: of the target.
         length: tokens of a row.
         temperatures: of each row; 0 takes the most likely token.
         ends: tokens that end an answer.
@@ -96,7 +94,7 @@ def write_streams(
         torch.zeros(rows, length, dtype=torch.int32),
         torch.zeros(rows, length, dtype=torch.int32),
         torch.zeros(rows, length, dtype=torch.bool),
-        torch.zeros(rows, length, hidden_size, dtype=torch.float16),
+        torch.zeros(rows, length, writer.hidden_size, dtype=torch.float16),
         torch.zeros(rows, length),
         torch.tensor(temperatures, dtype=torch.float32),
     )

@@ -22,7 +22,13 @@ MOST_BATCH = 64  # sequences of an engine, which sizes its pool for twice as man
 
 
 class Writer(Protocol):
-    """Computes rows of text, position by position."""
+    """Computes rows of text, position by position.
+
+    Attributes:
+        hidden_size: of the target.
+    """
+
+    hidden_size: int
 
     def step(self, ids: torch.Tensor, start: torch.Tensor, t: int) -> tuple[torch.Tensor, torch.Tensor]:
         """Position `t` of every row.
@@ -48,7 +54,7 @@ class TorchWriter:
             length: positions of a row.
         """
         weight = model.embed_tokens.weight
-        self._model, self._length = model, length
+        self._model, self._length, self.hidden_size = model, length, model.config.hidden_size
         self._dtype, self._device = weight.dtype, weight.device
         self._cos, self._sin = (a.to(self._dtype) for a in model.rope(length, self._device))  # (length, 1, head_dim)
 
@@ -106,13 +112,13 @@ class EngineWriter:
             block_size=block,
             context=max(length, -(-rows * width // (2 * MOST_BATCH)) * block),
             max_batch=MOST_BATCH,
-            step_tokens=max(128, MOST_BATCH),
+            step_tokens=2 * MOST_BATCH,
             speculation=Speculation.OFF,
             memory_budget=2**40,  # what it takes follows from the sizes above
         )
         self._engine = Engine(folder, options)
         first = int(self._engine.description["first_block"])
-        self._block, self._hidden = block, int(self._engine.description["hidden_size"])
+        self._block, self.hidden_size = block, int(self._engine.description["hidden_size"])
         self._tables = np.arange(rows * width, dtype=np.int32).reshape(rows, width) + first
 
     def __enter__(self) -> Self:
@@ -130,7 +136,7 @@ class EngineWriter:
         positions = (t - start).int().numpy()
         slots = self._tables[rows, positions // self._block] * self._block + positions % self._block
         logits, hidden = self._engine.forward(
-            ids.int().numpy(), positions, slots, rows, self._tables, hidden_size=self._hidden
+            ids.int().numpy(), positions, slots, rows, self._tables, hidden_size=self.hidden_size
         )
         assert hidden is not None
         return torch.from_numpy(hidden), torch.from_numpy(logits)

@@ -53,7 +53,7 @@ def written(target: Llama, seed: int = 0, temperatures: tuple[float, ...] = TEMP
 def written_by(writer: Writer, seed: int = 0, temperatures: tuple[float, ...] = TEMPERATURES) -> Streams:
     random = np.random.default_rng(seed)
     prompts = (random.integers(2, VOCAB, size=random.integers(1, 9)).tolist() for _ in itertools.count())
-    sizes = {"hidden_size": 64, "length": 64, "longest": 15}
+    sizes = {"length": 64, "longest": 15}
     return write_streams(writer, prompts, temperatures=temperatures, ends=(7, 8), seed=seed, **sizes)
 
 
