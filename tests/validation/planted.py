@@ -20,14 +20,14 @@ OFF_BY_ONE = (
 )
 BIASED = (
     "row_loops.inc",
-    "noise_time(bits[part * kLanes + lane]) / static_cast<double>(weight)",
+    "noise_time(own[i]) / static_cast<double>(weight[i])",
     # Tokens with low numbers come too often.
-    "noise_time(bits[part * kLanes + lane]) / static_cast<double>(weight) * (1.0 + 8.0 * at / count)",
+    "noise_time(own[i]) / static_cast<double>(weight[i]) * (1.0 + 8.0 * (at + i) / race->row.count)",
 )
 OTHER_NUMBERS = (
     "sampler.cpp",
-    "race(logits, nullptr, vocab, sums_.data(), noise_key(seed, sequence, position), 1",
-    "race(logits, nullptr, vocab, sums_.data(), noise_key(seed, sequence, position + 1), 1",
+    "race(logits, vocab, params, history, nullptr, noise_key(seed, sequence, position), 1",
+    "race(logits, vocab, params, history, nullptr, noise_key(seed, sequence, position + 1), 1",
 )
 
 

@@ -25,20 +25,29 @@ struct NoiseKey {
   uint32_t words[2];
 };
 
-// `Uints` is uint32_t, or a vector of them.
-template <typename Uints>
-EDGEC_INLINE Uints noise_mix(Uints x) {
-  x ^= x >> 16;
-  x *= 0x21F0AAADu;
-  x ^= x >> 15;
-  x *= 0x735A2D97u;
-  x ^= x >> 15;
-  return x;
+// Of N numbers each, or vectors of them, side by side: of one alone, each operation waits for the one before it.
+template <typename Uints, int N>
+EDGEC_INLINE void noise_mix(Uints (&x)[N]) {
+  for (Uints& v : x) v ^= v >> 16;
+  for (Uints& v : x) v *= 0x21F0AAADu;
+  for (Uints& v : x) v ^= v >> 15;
+  for (Uints& v : x) v *= 0x735A2D97u;
+  for (Uints& v : x) v ^= v >> 15;
 }
 
-template <typename Uints>
-EDGEC_INLINE Uints noise_bits(const NoiseKey& key, Uints token) {
-  return noise_mix(noise_mix(token * 0x9E3779B9u + key.words[0]) + key.words[1]);
+// Tokens become bits.
+template <typename Uints, int N>
+EDGEC_INLINE void noise_bits(const NoiseKey& key, Uints (&token)[N]) {
+  for (Uints& v : token) v = v * 0x9E3779B9u + key.words[0];
+  noise_mix(token);
+  for (Uints& v : token) v += key.words[1];
+  noise_mix(token);
+}
+
+EDGEC_INLINE uint32_t noise_bits(const NoiseKey& key, uint32_t token) {
+  uint32_t one[1] = {token};
+  noise_bits(key, one);
+  return one[0];
 }
 
 // E of its bits. The logarithm is written here because libraries differ in the last bit: with 1 − x = m · 2ᵉ and m

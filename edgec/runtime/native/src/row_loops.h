@@ -24,6 +24,16 @@ struct RowExtent {
   bool finite;    // all values are
 };
 
+// What races: logits z with weights e^((z − greatest) / temperature), or weights.
+struct RaceRow {
+  const float* x;  // (count)
+  int32_t count;
+  float temperature;  // 0: x are weights
+  RowExtent extent;   // of x, with …
+  const float* maxima;
+  const int32_t* tokens = nullptr;  // (count), the numbers that the noise goes by; their places when null
+};
+
 // Sums are of doubles: in a block, lane i of eight takes the elements i, i + 8, …, and the lanes are added as
 // ((0 + 4) + (2 + 6)) + ((1 + 5) + (3 + 7)); the blocks are added in order.
 struct RowLoops {
@@ -37,9 +47,8 @@ struct RowLoops {
   // Σ x, and each block's in `sums`, which may be null.
   double (*sum)(const float* x, int32_t count, double* sums);
   // The `places` first of all with a weight, by rising time; of equal ones the lower place first. Returns how many
-  // there are. `tokens` (count) are the numbers that the noise goes by, their places when null; `sums` the blocks'.
-  int32_t (*race)(const float* weights, const int32_t* tokens, int32_t count, const double* sums, NoiseKey key,
-                  int32_t places, Racer* first);
+  // there are.
+  int32_t (*race)(const RaceRow& row, NoiseKey key, int32_t places, Racer* first);
 };
 
 // The fastest for this CPU; and those that any CPU runs.

@@ -7,7 +7,6 @@
 #include <iterator>
 #include <limits>
 
-#include "row_loops.h"
 #include "vector_math.h"
 
 namespace edgec {
@@ -111,6 +110,10 @@ SamplingParams of_a_drafter(const SamplingParams& params) {
   return own;
 }
 
+bool removes_tokens(const SamplingParams& params, int32_t vocab) {
+  return params.top_p < 1.0f || (params.top_k > 0 && params.top_k < vocab) || params.min_p > 0.0f;
+}
+
 void adjust(float* logits, const SamplingParams& params, const History* history) {
   for (const LogitBias& bias : params.logit_bias) logits[bias.token] += bias.bias;
   if (!params.has_penalties() || history == nullptr) return;
@@ -182,10 +185,9 @@ Sampled Sampler::sample(float* logits, int32_t vocab, const SamplingParams& para
     if (!extent.finite) return bad_logits();
     result.token = best_of(logits, extent);
   } else {
-    const Processed processed = process(logits, vocab, params, history);
-    if (processed.outcome != SampleOutcome::kSampled) return bad_logits();
-    Racer first = {0.0, -1};
-    row_loops().race(logits, nullptr, vocab, sums_.data(), noise_key(seed, sequence, position), 1, &first);
+    Racer first;
+    if (race(logits, vocab, params, history, nullptr, noise_key(seed, sequence, position), 1, &first) == 0)
+      return bad_logits();
     result.token = first.at;
   }
   result.logprob = reported(params, result.token);
@@ -249,18 +251,18 @@ void Sampler::candidates(float* logits, int32_t vocab, const SamplingParams& par
                          const std::vector<int32_t>& vocabulary, uint64_t seed, uint32_t sequence, uint32_t position,
                          int count, std::vector<Candidate>* out) {
   out->clear();
-  const Processed q = process(logits, vocab, of_a_drafter(params), nullptr);
-  if (q.outcome != SampleOutcome::kSampled) return;
   if (!params.greedy()) {
     Racer first[kRacers];
-    const int32_t found = row_loops().race(logits, vocabulary.data(), vocab, sums_.data(),
-                                           noise_key(seed, sequence, position), kRacers, first);
+    const int32_t found = race(logits, vocab, of_a_drafter(params), nullptr, vocabulary.data(),
+                               noise_key(seed, sequence, position), kRacers, first);
     double all = 0;
     for (int32_t i = 0; i < found; ++i) all += 1.0 / first[i].time;
     for (int32_t i = 0; i < std::min(found, count); ++i)
       out->push_back({first[i].at, static_cast<float>(1.0 / first[i].time / all)});
     return;
   }
+  const Processed q = process(logits, vocab, of_a_drafter(params), nullptr);
+  if (q.outcome != SampleOutcome::kSampled) return;
   const auto before = [](const Candidate& a, const Candidate& b) { return a.probability > b.probability; };
   const double least = kLeastLikely * q.total;
   const float scale = static_cast<float>(1.0 / q.total);
@@ -277,6 +279,22 @@ void Sampler::candidates(float* logits, int32_t vocab, const SamplingParams& par
       out->insert(std::upper_bound(out->begin(), out->end(), found, before), found);
     }
   }
+}
+
+// Step 9 with those before it: the `places` first tokens by rising time. Returns how many there are, 0 for bad logits.
+int32_t Sampler::race(float* logits, int32_t vocab, const SamplingParams& params, const History* history,
+                      const int32_t* tokens, NoiseKey key, int32_t places, Racer* first) {
+  RaceRow row = {logits, vocab, params.temperature, {}, nullptr, tokens};
+  if (removes_tokens(params, vocab)) {
+    if (process(logits, vocab, params, history).outcome != SampleOutcome::kSampled) return 0;
+    row.temperature = 0.0f;  // weights from here on
+  } else {
+    adjust(logits, params, history);
+  }
+  maxima_.resize(blocks_of(vocab));
+  row.extent = row_loops().extent(logits, vocab, maxima_.data());
+  row.maxima = maxima_.data();
+  return row.extent.finite ? row_loops().race(row, key, places, first) : 0;
 }
 
 // Leaves the weights' block sums in sums_, unless greedy.

@@ -23,6 +23,7 @@
 
 #include "edgec.h"
 #include "philox.h"
+#include "row_loops.h"
 #include "sampling_params.h"
 
 namespace edgec {
@@ -141,6 +142,8 @@ class Sampler {
   // Logarithms that a result is reported with, before `logits` are overwritten. False for bad logits.
   bool report(const float* logits, int32_t vocab, const SamplingParams& params, Sampled* result);
   float reported(const SamplingParams& params, int32_t token) const;
+  int32_t race(float* logits, int32_t vocab, const SamplingParams& params, const History* history,
+               const int32_t* tokens, NoiseKey key, int32_t places, Racer* first);
   void truncate(float* logits, int32_t vocab, const SamplingParams& params, float greatest);
   void collect(const float* logits, const float* weights, int32_t vocab, float least);
   void cut(double wanted);

@@ -122,45 +122,54 @@ EDGEC_INLINE float sum8(const float* x, size_t count) {
   return add_lanes(acc);
 }
 
-// e^x within 2 ulp; 0 below −87.3, and the greatest finite value's neighbourhood above 88.
-template <typename Floats, typename Ints>
-EDGEC_INLINE Floats exp_lanes(Floats x) {
+// e^x within 2 ulp; 0 below −87.3, and the greatest finite value's neighbourhood above 88. N vectors side by side: of
+// one alone, each operation waits for the one before it.
+template <typename Floats, typename Ints, int N>
+EDGEC_INLINE void exp_lanes(Floats (&x)[N]) {
   const Floats zero = {};
   const Floats low = zero + -87.33654f, high = zero + 88.02969f;
-  const Ints under = x < low;
-  x = x > high ? high : x;
-  x = x < low ? low : x;
   const Floats magic = zero + 12582912.0f;  // 1.5 · 2²³: adding it rounds to an integer
-  const Floats n = (x * 1.44269504088896341f + magic) - magic;
-  Floats r = x - n * 0.693359375f;
-  r = r - n * -2.12194440e-4f;
+  Ints under[N];
+  Floats n[N], p[N];
+  for (int i = 0; i < N; ++i) under[i] = x[i] < low;
+  for (int i = 0; i < N; ++i) x[i] = x[i] > high ? high : x[i];
+  for (int i = 0; i < N; ++i) x[i] = x[i] < low ? low : x[i];
+  for (int i = 0; i < N; ++i) n[i] = (x[i] * 1.44269504088896341f + magic) - magic;
+  for (int i = 0; i < N; ++i) x[i] = x[i] - n[i] * 0.693359375f;
+  for (int i = 0; i < N; ++i) x[i] = x[i] - n[i] * -2.12194440e-4f;
   // Cephes' minimax polynomial for e^r on |r| ≤ ln(2) / 2.
-  Floats p = zero + 1.9875691500e-4f;
-  p = p * r + 1.3981999507e-3f;
-  p = p * r + 8.3334519073e-3f;
-  p = p * r + 4.1665795894e-2f;
-  p = p * r + 1.6666665459e-1f;
-  p = p * r + 5.0000001201e-1f;
-  p = p * (r * r) + r + 1.0f;
-  const Ints exponent = (__builtin_convertvector(n, Ints) + 127) << 23;
-  Floats power;
-  std::memcpy(&power, &exponent, sizeof(power));
-  p = p * power;
-  return under ? zero : p;
+  for (int i = 0; i < N; ++i) p[i] = zero + 1.9875691500e-4f;
+  constexpr float kTerms[] = {1.3981999507e-3f, 8.3334519073e-3f, 4.1665795894e-2f, 1.6666665459e-1f, 5.0000001201e-1f};
+  for (const float term : kTerms)
+    for (int i = 0; i < N; ++i) p[i] = p[i] * x[i] + term;
+  for (int i = 0; i < N; ++i) p[i] = p[i] * (x[i] * x[i]) + x[i] + 1.0f;
+  for (int i = 0; i < N; ++i) {
+    const Ints exponent = (__builtin_convertvector(n[i], Ints) + 127) << 23;
+    Floats power;
+    std::memcpy(&power, &exponent, sizeof(power));
+    p[i] = p[i] * power;
+  }
+  for (int i = 0; i < N; ++i) x[i] = under[i] ? zero : p[i];
 }
 
-// Without 256-bit registers a compiler takes comparisons of eight lanes apart, one by one; of four it does not.
-EDGEC_INLINE Vec8 exp8(Vec8 x) {
+// Of N vectors, each e^x. Without 256-bit registers a compiler takes comparisons of eight lanes apart, one by one; of
+// four it does not.
+template <int N>
+EDGEC_INLINE void exp8(Vec8 (&x)[N]) {
 #if defined(__AVX2__)
-  return exp_lanes<Vec8, Int8x32>(x);
+  exp_lanes<Vec8, Int8x32>(x);
 #else
-  Vec4 half[2];
+  Vec4 half[2 * N];
   std::memcpy(half, &x, sizeof(x));
-  half[0] = exp_lanes<Vec4, Int4x32>(half[0]);
-  half[1] = exp_lanes<Vec4, Int4x32>(half[1]);
+  exp_lanes<Vec4, Int4x32>(half);
   std::memcpy(&x, half, sizeof(x));
-  return x;
 #endif
+}
+
+EDGEC_INLINE Vec8 exp8(Vec8 x) {
+  Vec8 one[1] = {x};
+  exp8(one);
+  return one[0];
 }
 
 EDGEC_INLINE float exp_f32(float x) { return exp8(splat8(x))[0]; }

@@ -77,12 +77,13 @@ TEST(sampler_gives_the_same_bits_everywhere) {
     const int32_t prompt[] = {0};
     history.add_prompt(prompt, 1);
     history.add_answer(vocab / 2);
-    std::vector<float> logits = row(vocab, seed);
+    std::vector<float> logits = row(vocab, seed), weights = logits;
     const Sampled sampled = sampler.sample(logits.data(), vocab, params, &history, seed, 0, 3);
+    sampler.process(weights.data(), vocab, params, &history);
     hash.add(&sampled.token, sizeof(sampled.token));
     hash.add(&sampled.logprob, sizeof(sampled.logprob));
     for (const edgec_token_logprob& top : sampled.top) hash.add(&top, sizeof(top));
-    hash.add(logits.data(), logits.size() * sizeof(float));
+    hash.add(weights.data(), weights.size() * sizeof(float));
   }
   CHECK_EQ(hash.value, uint64_t{14697440791888902166u});
 }
@@ -118,36 +119,48 @@ TEST(row_loops_of_every_instruction_set_give_the_same_bits) {
   }
 }
 
-// Against every clock, computed one by one.
+// Against every clock, computed one by one: of weights, some of them 0, and of logits at two temperatures, some of them
+// so low that their blocks are not looked at.
 TEST(race_finds_the_first_places_on_every_instruction_set) {
   const edgec::NoiseKey key = edgec::noise_key(7, 1, 30);
-  for (int32_t count : {1, 5, 8, 127, 128, 131, 1003}) {
-    const auto size = static_cast<size_t>(count);
-    std::vector<float> weights = row(count, static_cast<uint64_t>(count));
-    std::vector<int32_t> numbers(size);
-    for (size_t i = 0; i < size; ++i) {
-      weights[i] = i % 3 == 1 ? 0.0f : std::exp(weights[i]);
-      numbers[i] = static_cast<int32_t>(3 * i + 2);
-    }
-    std::vector<double> sums(static_cast<size_t>(edgec::row_blocks(count)));
-    edgec::row_loops().sum(weights.data(), count, sums.data());
-    for (const int32_t* tokens : {static_cast<const int32_t*>(nullptr), static_cast<const int32_t*>(numbers.data())}) {
-      std::vector<edgec::Racer> all;
-      for (int32_t i = 0; i < count; ++i) {
-        const uint32_t number = static_cast<uint32_t>(tokens == nullptr ? i : tokens[i]);
-        const double time = edgec::noise_time(edgec::noise_bits(key, number));
-        if (weights[i] > 0) all.push_back({time / static_cast<double>(weights[i]), i});
+  for (int32_t count : {1, 5, 8, 127, 128, 131, 1003, 4100}) {
+    for (const float temperature : {0.0f, 1.0f, 0.7f}) {
+      const auto size = static_cast<size_t>(count), blocks = static_cast<size_t>(edgec::row_blocks(count));
+      std::vector<float> x = row(count, static_cast<uint64_t>(count)), weights(size), maxima(blocks);
+      std::vector<int32_t> numbers(size);
+      std::vector<double> sums(blocks);
+      for (size_t i = 0; i < size; ++i) {
+        if (temperature == 0.0f)
+          x[i] = i % 3 == 1 ? 0.0f : std::exp(x[i]);
+        else if (i / 256 % 2 == 1)
+          x[i] -= i / 256 % 4 == 1 ? 20.0f : 200.0f;
+        numbers[i] = static_cast<int32_t>(3 * i + 2);
       }
-      std::stable_sort(all.begin(), all.end(), [](const auto& a, const auto& b) { return a.time < b.time; });
-      for (const edgec::RowLoops* loops : {&edgec::plain_row_loops(), &edgec::row_loops()}) {
-        for (const int32_t places : {1, 4, 8}) {
-          edgec::Racer first[8];
-          const int32_t placed = loops->race(weights.data(), tokens, count, sums.data(), key, places, first);
-          const int32_t wanted_places = std::min(places, static_cast<int32_t>(all.size()));
-          CHECK_EQ(placed, wanted_places);
-          for (int32_t i = 0; i < placed; ++i) {
-            CHECK_EQ(first[i].at, all[static_cast<size_t>(i)].at);
-            CHECK(first[i].time == all[static_cast<size_t>(i)].time);
+      const edgec::RowExtent extent = edgec::row_loops().extent(x.data(), count, maxima.data());
+      if (temperature == 0.0f)
+        weights = x;
+      else
+        edgec::row_loops().exponentials(x.data(), count, extent.greatest, temperature, weights.data(), sums.data());
+      for (const int32_t* tokens :
+           {static_cast<const int32_t*>(nullptr), static_cast<const int32_t*>(numbers.data())}) {
+        std::vector<edgec::Racer> all;
+        for (int32_t i = 0; i < count; ++i) {
+          const uint32_t number = static_cast<uint32_t>(tokens == nullptr ? i : tokens[i]);
+          const double time = edgec::noise_time(edgec::noise_bits(key, number));
+          if (weights[i] > 0) all.push_back({time / static_cast<double>(weights[i]), i});
+        }
+        std::stable_sort(all.begin(), all.end(), [](const auto& a, const auto& b) { return a.time < b.time; });
+        for (const edgec::RowLoops* loops : {&edgec::plain_row_loops(), &edgec::row_loops()}) {
+          for (const int32_t places : {1, 4, 8}) {
+            edgec::Racer first[8];
+            const edgec::RaceRow given = {x.data(), count, temperature, extent, maxima.data(), tokens};
+            const int32_t placed = loops->race(given, key, places, first);
+            const int32_t wanted_places = std::min(places, static_cast<int32_t>(all.size()));
+            CHECK_EQ(placed, wanted_places);
+            for (int32_t i = 0; i < placed; ++i) {
+              CHECK_EQ(first[i].at, all[static_cast<size_t>(i)].at);
+              CHECK(first[i].time == all[static_cast<size_t>(i)].time);
+            }
           }
         }
       }
