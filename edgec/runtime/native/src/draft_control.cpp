@@ -6,8 +6,9 @@
 namespace edgec {
 namespace {
 
-constexpr double kBlend = 0.1;        // of the newest step, and at most this much of the newest outcome
-constexpr double kForget = 0.98;      // per step, of the line through steps
+constexpr double kBlend = 0.1;                       // of the newest step, and at most this much of the newest outcome
+constexpr double kPaceBlend = 0.3, kMostPace = 2.0;  // of the newest step; and how much it may say at most
+constexpr double kForget = 0.98;                     // per step, of the line through steps
 constexpr double kRowShare = 0.1;     // of a pass with one row that another one costs, until two sizes have been seen
 constexpr double kDraftShare = 0.08;  // of a pass that one proposal costs, until one has been made
 constexpr double kMargin = 1.02;      // what it has to gain, so that noise doesn't switch it on
@@ -19,6 +20,7 @@ constexpr int32_t kExploreFirst = 6;   // trees that are as large as they can be
 constexpr int32_t kExplore = 64;       // and one in so many
 constexpr int kExploredRows = 8;       // then, for one sequence: what tiles of rows hold
 constexpr double kForgetTrees = 0.98;  // per step with trees
+constexpr double kLongestStep = 4;     // with a tree, over one without
 constexpr double kPrior = 8;           // outcomes that the drafter's own probability counts for
 constexpr double kMostJudged = 400;
 constexpr double kFirstChance = 0.5;  // of a further level to be kept
@@ -40,14 +42,20 @@ DraftControl::Crowd::Crowd() : backoff(kFirstRest) {}
 
 DraftControl::DraftControl(int fixed) : fixed_(fixed), row_share_(kRowShare) {}
 
-void DraftControl::drafted(int steps, double seconds) {
-  if (steps > 0) blend(&draft_seconds_, seconds / steps);
+void DraftControl::drafted(int steps, double first, double all) {
+  if (steps > 0) blend(&first_draft_, first / pace_);
+  if (steps > 1) blend(&later_draft_, (all - first) / (steps - 1) / pace_);
 }
 
 void DraftControl::stepped(int rows, double seconds) {
   ++steps_;
   if (rows <= kMostRows) {
     if (steps_ - step_measured_[rows] > kStale) step_seconds_[rows] = 0.0;
+    const double usual = step_seconds_[rows] * pace_;
+    if (usual > 0.0) pace_ *= std::pow(std::clamp(seconds / usual, 1.0 / kMostPace, kMostPace), kPaceBlend);
+  }
+  seconds /= pace_;
+  if (rows <= kMostRows) {
     blend(&step_seconds_[rows], seconds);
     step_measured_[rows] = steps_;
   }
@@ -93,7 +101,11 @@ double DraftControl::seconds(int rows) const {
 DraftControl::Choice DraftControl::best(DraftSource source, int proposing, int decoding) const {
   const Source& s = sources_[static_cast<size_t>(source)];
   const double plain = seconds(decoding);
-  const double draft = source != DraftSource::kHead ? 0.0 : draft_seconds_ > 0.0 ? draft_seconds_ : kDraftShare * plain;
+  double draft = 0.0, later = 0.0;
+  if (source == DraftSource::kHead) {
+    draft = first_draft_ > 0.0 ? first_draft_ : kDraftShare * plain;
+    later = first_draft_ > 0.0 ? later_draft() : draft;
+  }
   double expected = 1.0, run = 1.0;
   Choice best = {0, kMargin * decoding / plain};
   for (int gamma = 1; gamma <= kMostDrafts; ++gamma) {
@@ -102,7 +114,7 @@ DraftControl::Choice DraftControl::best(DraftSource source, int proposing, int d
     const double tokens = decoding - proposing + proposing * expected;
     // More rows are never faster: where it was measured so, the smaller pass was disturbed.
     const double pass = std::max(seconds(decoding + proposing * gamma), plain);
-    const double rate = tokens / (pass + gamma * draft);
+    const double rate = tokens / (pass + draft + (gamma - 1) * later);
     if (rate > best.rate) best = {gamma, rate};
   }
   return best;
@@ -160,10 +172,8 @@ void DraftControl::judged(float chance, bool greedy, bool kept) {
 }
 
 void DraftControl::Rate::add(int tokens_now, double seconds_now) {
-  // As in `blend`: a step that was interrupted says little.
-  const double usual = steps > 0 ? seconds * (1.0 - kForgetTrees) / (1.0 - std::pow(kForgetTrees, steps)) : seconds_now;
   tokens = kForgetTrees * tokens + tokens_now;
-  seconds = kForgetTrees * seconds + std::min(seconds_now, 2.0 * usual);
+  seconds = kForgetTrees * seconds + seconds_now;
   steps += 1;
 }
 
@@ -193,7 +203,7 @@ bool DraftControl::trees_pay(int decoding, bool greedy) {
 }
 
 bool DraftControl::deeper(double reach, int decoding, bool greedy) const {
-  return kFirstChance * reach * seconds_per_token(decoding, greedy) > draft_seconds_;
+  return kFirstChance * reach * seconds_per_token(decoding, greedy) > later_draft();
 }
 
 int DraftControl::rows(const std::vector<double>& reach, int decoding, bool greedy) {
@@ -218,8 +228,10 @@ int DraftControl::rows(const std::vector<double>& reach, int decoding, bool gree
 
 void DraftControl::grown(int decoding, bool greedy, bool headed, int tokens, double seconds) {
   Crowd& crowd = crowds_[crowd_of(decoding, greedy)];
-  crowd.all.add(tokens, seconds);
-  if (headed) crowd.by_head.add(tokens, seconds);
+  // A step that was interrupted says little.
+  const double counted = std::min(seconds / pace_, kLongestStep * this->seconds(decoding));
+  crowd.all.add(tokens, counted);
+  if (headed) crowd.by_head.add(tokens, counted);
 }
 
 }  // namespace edgec

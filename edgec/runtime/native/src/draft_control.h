@@ -8,6 +8,9 @@
 // A tree has the rows with the greatest probability of being kept, as the drafter's own probabilities have turned out
 // so far. With λ the tokens per second of late, a row is worth λ⁻¹ seconds for each token that it promises; a level
 // more, as much for what it could add.
+//
+// A machine has slow and fast phases (clocks, neighbours, heat), which pass over all sizes of a step alike. So each
+// time is taken over the pace of the moment: what was measured in another phase can then be compared.
 #ifndef EDGEC_DRAFT_CONTROL_H
 #define EDGEC_DRAFT_CONTROL_H
 
@@ -37,8 +40,10 @@ class DraftControl {
   bool prefers(DraftSource first, DraftSource second) const;
   int latest() const { return latest_; }  // what `length` gave last, for people
 
-  void drafted(int steps, double seconds);  // by the head, for all sequences together
-  void stepped(int rows, double seconds);   // a pass that only decoded
+  // By the head, for all sequences together: seconds of the first proposal, for which its weights come from memory, and
+  // of all `steps`, for which they may still be in a cache.
+  void drafted(int steps, double first, double all);
+  void stepped(int rows, double seconds);  // a pass that only decoded
   void verified(DraftSource source, int proposed, int kept);
 
   // Whether to draft trees in a step with so many decoding sequences.
@@ -93,7 +98,8 @@ class DraftControl {
     double rate;  // tokens a second
   };
 
-  double seconds(int rows) const;
+  double seconds(int rows) const;  // these and all others inside are over the pace
+  double later_draft() const { return later_draft_ > 0.0 ? later_draft_ : first_draft_; }
   static int chance_class(float chance);
   static size_t crowd_of(int decoding, bool greedy);
   double seconds_per_token(int decoding, bool greedy) const;
@@ -105,10 +111,11 @@ class DraftControl {
   std::array<double, kMostRows + 1> step_seconds_{};    // by rows; 0: never seen
   std::array<int64_t, kMostRows + 1> step_measured_{};  // by rows: the step that was
   int64_t steps_ = 0;
+  double pace_ = 1;  // how much longer steps take at the moment than such steps did before
   // Sums of a line through recent steps, t = a + b · rows, for rows that weren't seen lately.
   double weight_ = 0, x_ = 0, y_ = 0, xx_ = 0, xy_ = 0;
-  double row_share_;          // of a pass with one row that another one costs, as the line last said
-  double draft_seconds_ = 0;  // of one proposal for all
+  double row_share_;                          // of a pass with one row that another one costs, as the line last said
+  double first_draft_ = 0, later_draft_ = 0;  // seconds of one proposal for all; 0: none was made
   std::array<std::array<Judged, kChances>, 2> judged_{};  // not greedy, greedy
   std::array<Crowd, 2 * kCrowds> crowds_;
 };

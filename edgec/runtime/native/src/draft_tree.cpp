@@ -1,6 +1,7 @@
 #include "draft_tree.h"
 
 #include <algorithm>
+#include <functional>
 
 namespace edgec {
 
@@ -12,10 +13,18 @@ void DraftTree::add(int32_t parent, int32_t token, float chance, double likely, 
   nodes_.push_back({token, parent, depth, chance, above == nullptr ? likely : above->reach * likely, state, false});
 }
 
-std::vector<int32_t> DraftTree::frontier(size_t count) const {
+std::vector<int32_t> DraftTree::frontier(size_t count, size_t most) const {
   std::vector<int32_t> found;
+  double least = 0;
+  if (most < nodes_.size()) {
+    std::vector<double> reach;
+    for (const Node& node : nodes_) reach.push_back(node.reach);
+    const auto last = reach.begin() + static_cast<std::ptrdiff_t>(most);
+    std::nth_element(reach.begin(), last, reach.end(), std::greater<double>());
+    least = *last;  // of the first that is left out
+  }
   for (size_t i = 0; i < nodes_.size(); ++i)
-    if (nodes_[i].depth == nodes_.back().depth) found.push_back(static_cast<int32_t>(i));
+    if (nodes_[i].depth == nodes_.back().depth && nodes_[i].reach > least) found.push_back(static_cast<int32_t>(i));
   std::stable_sort(found.begin(), found.end(), [&](int32_t a, int32_t b) {
     return nodes_[static_cast<size_t>(a)].reach > nodes_[static_cast<size_t>(b)].reach;
   });

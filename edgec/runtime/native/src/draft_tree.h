@@ -32,8 +32,9 @@ class DraftTree {
 
   // A candidate behind `parent`, kept with probability `likely` when its parent is.
   void add(int32_t parent, int32_t token, float chance, double likely, size_t state);
-  // The nodes of the deepest level, by falling reach, at most `count` of them.
-  std::vector<int32_t> frontier(size_t count) const;
+  // The nodes of the deepest level, by falling reach: at most `count`, and only such as are among the `most` likeliest
+  // of the tree, which is as many as will be chosen. What follows the others is less likely than they are.
+  std::vector<int32_t> frontier(size_t count, size_t most) const;
 
   // Guesses of what follows the newest token, one behind the other, each kept with probability likely[i] when those
   // before it are. Nodes that are there already may become likelier.

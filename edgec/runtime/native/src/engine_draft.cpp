@@ -150,6 +150,7 @@ void Engine::draft_levels() {
   for (size_t r = 0; r < roots; ++r)
     std::memcpy(draft_states_.data() + r * hidden, draft_rows_[r].answer->hidden.data(), sizeof(float) * hidden);
   int levels = 0;
+  double first = 0;
   for (double reach = 1; !draft_rows_.empty() && levels < depth; ++levels) {
     if (levels > 0 && config_.draft_length == 0 && !control_.deeper(reach, grown_.decoding, grown_.greedy)) break;
     std::swap(parent_states_, draft_states_);
@@ -172,9 +173,10 @@ void Engine::draft_levels() {
                                    config_.draft_width, &candidates_[r]);
     });
     reach = grow(beam);
+    if (levels == 0) first = now() - start;
   }
   draft_seconds_ += now() - start;
-  control_.drafted(levels, now() - start);
+  control_.drafted(levels, first, now() - start);
 }
 
 // Candidates become nodes, and the likeliest of them the rows to follow. Returns the sum of their probabilities.
@@ -190,7 +192,7 @@ double Engine::grow(size_t beam) {
         answer->tree.add(draft_rows_[r].node, head_->token(candidate.token), candidate.probability,
                          control_.likely(candidate.probability, greedy), r);
     if (answer->tree.nodes().size() == before) continue;  // a head that gives NaN proposes nothing
-    for (const int32_t node : answer->tree.frontier(beam)) {
+    for (const int32_t node : answer->tree.frontier(beam, static_cast<size_t>(answer->proposed))) {
       reach += answer->tree.nodes()[node].reach;
       next.push_back({answer, node, answer->tree.nodes()[node].state});
     }
@@ -243,6 +245,7 @@ void Engine::draft_chains(int longest) {
     draft_inputs_[r] = rows[r]->newest;
     lengths[r] = rows[r]->proposed;
   }
+  double first = 0;
   for (int i = 0; i < longest; ++i) {
     int count = 0;
     while (count < static_cast<int>(rows.size()) && lengths[count] > i) ++count;
@@ -261,9 +264,10 @@ void Engine::draft_chains(int longest) {
       proposal.parent = i - 1;
       draft_inputs_[r] = proposal.token;
     });
+    if (i == 0) first = now() - start;
   }
   draft_seconds_ += now() - start;
-  control_.drafted(longest, now() - start);
+  control_.drafted(longest, first, now() - start);
 }
 
 }  // namespace edgec

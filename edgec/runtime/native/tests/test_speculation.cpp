@@ -427,7 +427,7 @@ TEST(draft_control_proposes_what_pays) {
     uint32_t state = 1;
     for (int step = 0; step < 400; ++step) {
       length = control.length(DraftSource::kHead, 1, 1);
-      if (length > 0) control.drafted(length, length * draft_cost);
+      if (length > 0) control.drafted(length, draft_cost, length * draft_cost);
       control.stepped(1 + length, 1.0 + row_cost * length);
       int kept = 0;
       while (kept < length && ((state = state * 1664525u + 1013904223u) >> 8) % 1000 < 1000 * alpha) ++kept;
@@ -447,7 +447,7 @@ TEST(draft_control_stops_what_does_not_pay_and_tries_again) {
   int tried = 0, late = 0;
   for (int step = 0; step < 3000; ++step) {
     const int length = control.length(DraftSource::kHead, 8, 8);
-    if (length > 0) control.drafted(length, 0.2 * length);
+    if (length > 0) control.drafted(length, 0.2, 0.2 * length);
     control.stepped(8 + 8 * length, 1.0 + length);  // each row costs as much as the first
     if (length > 0) {
       control.verified(DraftSource::kHead, length, 0);
@@ -462,14 +462,17 @@ TEST(draft_control_stops_what_does_not_pay_and_tries_again) {
 }
 
 // A head whose candidates are kept with probability `alpha` at each of eight places, one behind the other; a row more
-// costs a pass `row_cost` of its time, and a level of drafting `draft_cost`.
+// costs a pass `row_cost` of its time, and a level of drafting `draft_cost`. In every other phase of `phase` steps all
+// takes `slow` times as long.
 struct Grove {
   double rows = 0, tokens = 0, seconds = 0, asked = 0;
 
-  Grove(double alpha, double row_cost, double draft_cost, float chance, int decoding = 1) {
+  Grove(double alpha, double row_cost, double draft_cost, float chance, int decoding = 1, int phase = 0,
+        double slow = 1) {
     DraftControl control(0);
     uint32_t state = 1;
     for (int step = 0; step < 4000; ++step) {
+      const double pace = phase > 0 && step / phase % 2 == 1 ? slow : 1.0;
       std::vector<double> reach;
       double time = 0, run = 1;
       const bool asks = control.trees_pay(decoding, true);
@@ -479,10 +482,10 @@ struct Grove {
         for (int i = 0; i < decoding; ++i) reach.push_back(run);
         time += draft_cost;
       }
-      if (asks) control.drafted(static_cast<int>(reach.size()) / decoding, time);
+      if (asks) control.drafted(static_cast<int>(reach.size()) / decoding, draft_cost * pace, time * pace);
       const int count = asks ? control.rows(reach, decoding, true) : 0;
       time += 1.0 + row_cost * count;
-      control.stepped(decoding + count, 1.0 + row_cost * count);
+      control.stepped(decoding + count, (1.0 + row_cost * count) * pace);
       int said = 0;
       for (int i = 0; i < decoding; ++i) {
         const int own = count / decoding + (i < count % decoding ? 1 : 0);
@@ -495,7 +498,7 @@ struct Grove {
         }
         said += 1 + kept;
       }
-      if (asks) control.grown(decoding, true, true, said, time);
+      if (asks) control.grown(decoding, true, true, said, time * pace);
       if (step < 1000) continue;
       rows += count;
       asked += asks ? 1 : 0;
@@ -518,6 +521,19 @@ TEST(draft_control_grows_trees_as_large_as_pays) {
   CHECK(crowd.speed(8) > 0.97);
 }
 
+TEST(draft_control_is_not_misled_by_a_machine_that_slows_down) {
+  const Grove steady(0.6, 0.1, 0.05, 0.9f);
+  CHECK(steady.asked > 2900);
+  for (const int phase : {20, 100, 300}) {
+    const Grove uneven(0.6, 0.1, 0.05, 0.9f, 1, phase, 1.5);
+    CHECK(uneven.asked > 2800);
+    CHECK(std::abs(uneven.rows / steady.rows - 1.0) < 0.15);
+    CHECK(std::abs(uneven.tokens / steady.tokens - 1.0) < 0.05);
+    const Grove hardly(0.3, 0.2, 0.3, 0.9f, 1, phase, 1.5);
+    CHECK(hardly.asked < 400);
+  }
+}
+
 TEST(draft_tree_keeps_branches_together) {
   DraftTree tree;
   tree.add(-1, 10, 0.5f, 0.5, 0);  // 0
@@ -525,7 +541,9 @@ TEST(draft_tree_keeps_branches_together) {
   tree.add(1, 20, 0.9f, 0.9, 1);   // 2, of 0.27
   tree.add(0, 21, 0.6f, 0.6, 0);   // 3, of 0.3
   tree.add(0, 22, 0.2f, 0.2, 0);   // 4, of 0.1
-  CHECK(tree.frontier(2) == (std::vector<int32_t>{3, 2}));
+  CHECK(tree.frontier(2, 8) == (std::vector<int32_t>{3, 2}));
+  CHECK(tree.frontier(3, 4) == (std::vector<int32_t>{3, 2}));  // 4 is the fifth of the tree
+  CHECK(tree.frontier(3, 2).empty());                          // 3 is no likelier than 1
   const int32_t guesses[] = {11, 20, 30};
   const double likely[] = {0.8, 0.9, 0.5};
   tree.merge(guesses, 3, likely);  // the head's own nodes become likelier, and one is new
@@ -548,7 +566,7 @@ TEST(draft_tree_keeps_branches_together) {
 TEST(draft_control_prefers_who_is_kept_more_often) {
   DraftControl control(0);
   control.stepped(1, 1.0);
-  control.drafted(1, 0.05);
+  control.drafted(1, 0.05, 0.05);
   for (int i = 0; i < 40; ++i) {
     control.verified(DraftSource::kHead, 4, i % 4);
     control.verified(DraftSource::kShortMatch, 4, 0);
