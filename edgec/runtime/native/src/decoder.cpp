@@ -186,13 +186,16 @@ void Decoder::forward(const Batch& batch) {
   if (rows == 0) return;
   require(rows <= max_rows_, EDGEC_INTERNAL, "a batch is larger than its buffers");
 
+  // Tiles as tall as leaves two pieces of attention for each thread.
+  int tallest = kAttentionRows;
+  while (tallest > 1 && (rows + tallest - 1) / tallest * model_.kv_heads < 2 * threads_.threads()) tallest /= 2;
   tiles_.clear();
   positions_.clear();
   for (int r = 0; r < rows; ++r) {
     const Batch::Row& row = batch.rows[r];
     positions_.push_back(row.position);
     weights_.embed(row.token, x_ + static_cast<size_t>(r) * hidden);
-    if (tiles_.empty() || tiles_.back().sequence != row.sequence || tiles_.back().rows == kAttentionRows)
+    if (tiles_.empty() || tiles_.back().sequence != row.sequence || tiles_.back().rows == tallest)
       tiles_.push_back({r, 0, row.sequence});
     tiles_.back().rows += 1;
   }
