@@ -51,7 +51,10 @@ Engine::Engine(const std::string& folder, const edgec_engine_options& options)
   store_.reset(new KvStore(kv, manifest_.model.layers, s.first_block + s.blocks));
   decoder_.reset(new Decoder(manifest_.model, *weights_, kernels_, *threads_, *store_, config_.context,
                              config_.step_tokens, config_.max_batch < 16 ? 16 : config_.max_batch));
-  if (config_.head_drafts) head_.reset(new DraftHead(manifest_, *weights_, kernels_, *threads_, config_.draft_rows()));
+  if (config_.head_drafts) {
+    head_.reset(new DraftHead(manifest_, *weights_, kernels_, *threads_, config_.draft_rows()));
+    threads_->name_ahead(weights_->draft_data(), weights_->draft_size());
+  }
   control_ = DraftControl(config_.draft_length);
   samplers_.resize(threads_->threads());
   row_copies_.resize(threads_->threads());

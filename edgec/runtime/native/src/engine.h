@@ -51,6 +51,7 @@ struct EngineConfig {
 class Engine {
  public:
   Engine(const std::string& folder, const edgec_engine_options& options);
+  ~Engine() { threads_->forget_ahead(); }  // which reads weights that go before the threads do
 
   uint64_t submit(const edgec_request& request);
   void cancel(uint64_t id);
@@ -199,6 +200,7 @@ class Engine {
   std::vector<std::vector<Candidate>> candidates_;  // of each
   std::vector<float> parent_states_;
   Grown grown_;
+  bool asked_head_ = false;  // in this step
 
   double step_seconds_ = 0, forward_seconds_ = 0, sample_seconds_ = 0;
   uint64_t failures_ = 0;

@@ -25,6 +25,8 @@ bool Engine::may_speculate(const Request& request) const {
 void Engine::propose() {
   drafting_.clear();
   grown_ = Grown();
+  asked_head_ = false;
+  threads_->stop_ahead();
   if (!config_.head_drafts && !config_.ngram_drafts) return;
   int longest = 0;
   {
@@ -143,6 +145,7 @@ void Engine::draft_trees() {
 // The head's candidates, one level after the other.
 void Engine::draft_levels() {
   const double start = now();
+  asked_head_ = true;
   const size_t hidden = manifest_.model.hidden_size, roots = draft_rows_.size();
   const size_t beam = std::clamp<size_t>(static_cast<size_t>(kLevelRows) / roots, 1, kWidestTree);
   const int depth = config_.draft_length > 0 ? config_.draft_length : kMostDrafts;
@@ -231,6 +234,7 @@ void Engine::choose_nodes() {
 // All sequences together, one proposal after the other: chains that are drawn.
 void Engine::draft_chains(int longest) {
   const double start = now();
+  asked_head_ = true;
   const size_t hidden = manifest_.model.hidden_size;
   std::vector<Answer*> rows;
   for (Answer* answer : drafting_)

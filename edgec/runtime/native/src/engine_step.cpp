@@ -143,6 +143,8 @@ void Engine::compute() {
   for (int first = 0; first < wanted; first += decoder_->max_wanted()) {
     const int count = std::min(wanted - first, decoder_->max_wanted());
     decoder_->project(first, count);
+    // From here on memory is idle, and the head will most likely be asked again.
+    if (asked_head_ && first + count == wanted) threads_->read_ahead();
     const double projected = now();
     const int used = std::min(count, static_cast<int>(uses_.size()) - first);
     if (used > 0) {

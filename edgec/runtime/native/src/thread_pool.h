@@ -4,7 +4,8 @@
 // who has no more takes from the end of another's. The caller works too, and waits only for what someone has begun. So
 // a worker that the system has taken off its core costs nothing but its help, which is what makes two threads on a busy
 // machine no slower than one. Between jobs workers spin for some tens of microseconds (the time between two layers) and
-// then sleep, so an idle engine uses no power.
+// then sleep, so an idle engine uses no power. What is read next may be named: idle workers then fetch it into the
+// cache that the cores share.
 #ifndef EDGEC_THREAD_POOL_H
 #define EDGEC_THREAD_POOL_H
 
@@ -44,6 +45,13 @@ class ThreadPool {
         &body);
   }
 
+  // Names the memory that `read_ahead` is about, which must stay until `forget_ahead`.
+  void name_ahead(const uint8_t* from, size_t bytes);
+  // From now on, workers that have no piece of a job read it.
+  void read_ahead() { parts_left_.store(parts_, std::memory_order_seq_cst); }
+  void stop_ahead() { parts_left_.store(0, std::memory_order_seq_cst); }
+  void forget_ahead();  // after it, nobody reads
+
  private:
   using Call = void (*)(const void* context, int piece, int thread);
 
@@ -56,6 +64,7 @@ class ThreadPool {
   void run_shared(int pieces, Call call, const void* context);
   bool help(int thread);  // run some pieces of the current job, if there are any left
   bool left() const;
+  bool read_part();  // of what was named, if there is any left
   void work(int thread);
 
   std::vector<Range> ranges_;  // by thread
@@ -63,6 +72,12 @@ class ThreadPool {
   alignas(64) std::atomic<int32_t> done_{0};
   alignas(64) std::atomic<Call> call_{nullptr};
   std::atomic<const void*> context_{nullptr};
+
+  const uint8_t* ahead_ = nullptr;  // read by workers that have taken a part
+  size_t ahead_bytes_ = 0;
+  int32_t parts_ = 0;
+  alignas(64) std::atomic<int32_t> parts_left_{0};
+  std::atomic<int32_t> readers_{0};
 
   std::atomic<int32_t> sleepers_{0};
   std::mutex mutex_;

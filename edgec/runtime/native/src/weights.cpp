@@ -161,7 +161,7 @@ namespace {
 // The one list of what a model is made of, walked by counting and by packing alike.
 template <typename Packer>
 void lay_out(const Manifest& manifest, Packer& packer, std::vector<LayerWeights>* layers, const float** norm,
-             Linear* head, DraftWeights* draft) {
+             Linear* head, DraftWeights* draft, size_t* draft_begin) {
   const Architecture& m = manifest.model;
   const int q = m.heads * m.head_dim, kv = m.kv_heads * m.head_dim;
   for (int i = 0; i < m.layers; ++i) {
@@ -181,6 +181,7 @@ void lay_out(const Manifest& manifest, Packer& packer, std::vector<LayerWeights>
   *head = packer.linear({{m.tied ? "embed_tokens" : "lm_head", m.vocab_size}}, m.hidden_size);
 
   const std::vector<int>& widths = manifest.draft.widths;
+  *draft_begin = packer.used();
   if (widths.empty()) return;
   draft->embed_norm = packer.floats("draft.embed_norm.weight", m.hidden_size);
   for (size_t b = 0; b < widths.size(); ++b) {
@@ -223,7 +224,8 @@ size_t Weights::packed_bytes(const Manifest& manifest, const Safetensors& file, 
   const float* norm;
   Linear head;
   DraftWeights draft;
-  lay_out(manifest, packer, &layers, &norm, &head, &draft);
+  size_t draft_begin;
+  lay_out(manifest, packer, &layers, &norm, &head, &draft, &draft_begin);
   if (!model.tied) {
     const size_t count = static_cast<size_t>(model.vocab_size) * model.hidden_size;
     if (is_int8(file, "embed_tokens")) {
@@ -240,7 +242,8 @@ Weights::Weights(const Manifest& manifest, Safetensors& file, const Kernels& ker
     : model_(manifest.model), layout_(kernels.layout), arena_(packed_bytes(manifest, file, kernels)) {
   const Architecture& model = manifest.model;
   Packer packer(file, kernels, arena_.data());
-  lay_out(manifest, packer, &layers, &norm, &head, &draft);
+  lay_out(manifest, packer, &layers, &norm, &head, &draft, &draft_begin_);
+  draft_end_ = packer.used();
   if (!draft.blocks.empty()) draft.tokens = draft_tokens(manifest, file);
   if (!model.tied) {
     const size_t count = static_cast<size_t>(model.vocab_size) * model.hidden_size;
