@@ -1,10 +1,9 @@
 // Jobs are done once each, while workers read ahead or not; and nobody reads what has been forgotten.
-#include "thread_pool.h"
-
 #include <atomic>
 #include <vector>
 
 #include "check.h"
+#include "thread_pool.h"
 
 namespace edgec {
 namespace {
