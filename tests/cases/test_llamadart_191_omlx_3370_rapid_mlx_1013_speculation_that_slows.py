@@ -33,7 +33,7 @@ int main(int, char** given) {
   double seconds = 0, tokens = 0;
   for (int step = 0; step < 4000; ++step) {
     const int length = control.length(DraftSource::kHead, 1, 1);
-    if (length > 0) control.drafted(length, length * draft);
+    if (length > 0) control.drafted(length, draft, length * draft);
     control.stepped(1 + length, step == 0 ? first : 1.0 + row * length);
     int kept = 0;
     while (kept < length && ((state = state * 1664525u + 1013904223u) >> 8) % 10000 < 10000 * alpha) ++kept;
