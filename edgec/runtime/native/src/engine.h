@@ -51,7 +51,7 @@ struct EngineConfig {
 class Engine {
  public:
   Engine(const std::string& folder, const edgec_engine_options& options);
-  ~Engine() { threads_->forget_ahead(); }  // which reads weights that go before the threads do
+  ~Engine() { threads_->forget_ahead(); }  // weights go before the threads that may read them
 
   uint64_t submit(const edgec_request& request);
   void cancel(uint64_t id);

@@ -110,8 +110,8 @@ SamplingParams of_a_drafter(const SamplingParams& params) {
   return own;
 }
 
-bool removes_tokens(const SamplingParams& params, int32_t vocab) {
-  return params.top_p < 1.0f || (params.top_k > 0 && params.top_k < vocab) || params.min_p > 0.0f;
+bool truncates(const SamplingParams& params, int32_t vocab) {
+  return params.top_p < 1.0f || (params.top_k > 0 && params.top_k < vocab);
 }
 
 void adjust(float* logits, const SamplingParams& params, const History* history) {
@@ -285,7 +285,7 @@ void Sampler::candidates(float* logits, int32_t vocab, const SamplingParams& par
 int32_t Sampler::race(float* logits, int32_t vocab, const SamplingParams& params, const History* history,
                       const int32_t* tokens, NoiseKey key, int32_t places, Racer* first) {
   RaceRow row = {logits, vocab, params.temperature, {}, nullptr, tokens};
-  if (removes_tokens(params, vocab)) {
+  if (truncates(params, vocab) || params.min_p > 0.0f) {
     if (process(logits, vocab, params, history).outcome != SampleOutcome::kSampled) return 0;
     row.temperature = 0.0f;  // weights from here on
   } else {
@@ -315,7 +315,7 @@ Processed Sampler::process(float* logits, int32_t vocab, const SamplingParams& p
     result.total = 1.0;
     return result;
   }
-  if (params.top_p < 1.0f || (params.top_k > 0 && params.top_k < vocab)) {
+  if (truncates(params, vocab)) {
     truncate(logits, vocab, params, extent.greatest);
     result.total = row_loops().sum(logits, vocab, sums_.data());
     return result;

@@ -152,24 +152,19 @@ EDGEC_INLINE void exp_lanes(Floats (&x)[N]) {
   for (int i = 0; i < N; ++i) x[i] = under[i] ? zero : p[i];
 }
 
-// Of N vectors, each e^x. Without 256-bit registers a compiler takes comparisons of eight lanes apart, one by one; of
-// four it does not.
-template <int N>
-EDGEC_INLINE void exp8(Vec8 (&x)[N]) {
+// Without 256-bit registers a compiler takes comparisons of eight lanes apart, one by one; of four it does not.
+EDGEC_INLINE Vec8 exp8(Vec8 x) {
 #if defined(__AVX2__)
-  exp_lanes<Vec8, Int8x32>(x);
+  Vec8 one[1] = {x};
+  exp_lanes<Vec8, Int8x32>(one);
+  return one[0];
 #else
-  Vec4 half[2 * N];
+  Vec4 half[2];
   std::memcpy(half, &x, sizeof(x));
   exp_lanes<Vec4, Int4x32>(half);
   std::memcpy(&x, half, sizeof(x));
+  return x;
 #endif
-}
-
-EDGEC_INLINE Vec8 exp8(Vec8 x) {
-  Vec8 one[1] = {x};
-  exp8(one);
-  return one[0];
 }
 
 EDGEC_INLINE float exp_f32(float x) { return exp8(splat8(x))[0]; }

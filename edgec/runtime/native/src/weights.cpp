@@ -161,7 +161,7 @@ namespace {
 // The one list of what a model is made of, walked by counting and by packing alike.
 template <typename Packer>
 void lay_out(const Manifest& manifest, Packer& packer, std::vector<LayerWeights>* layers, const float** norm,
-             Linear* head, DraftWeights* draft, size_t* draft_begin) {
+             Linear* head, DraftWeights* draft) {
   const Architecture& m = manifest.model;
   const int q = m.heads * m.head_dim, kv = m.kv_heads * m.head_dim;
   for (int i = 0; i < m.layers; ++i) {
@@ -181,7 +181,6 @@ void lay_out(const Manifest& manifest, Packer& packer, std::vector<LayerWeights>
   *head = packer.linear({{m.tied ? "embed_tokens" : "lm_head", m.vocab_size}}, m.hidden_size);
 
   const std::vector<int>& widths = manifest.draft.widths;
-  *draft_begin = packer.used();
   if (widths.empty()) return;
   draft->embed_norm = packer.floats("draft.embed_norm.weight", m.hidden_size);
   for (size_t b = 0; b < widths.size(); ++b) {
@@ -224,8 +223,7 @@ size_t Weights::packed_bytes(const Manifest& manifest, const Safetensors& file, 
   const float* norm;
   Linear head;
   DraftWeights draft;
-  size_t draft_begin;
-  lay_out(manifest, packer, &layers, &norm, &head, &draft, &draft_begin);
+  lay_out(manifest, packer, &layers, &norm, &head, &draft);
   if (!model.tied) {
     const size_t count = static_cast<size_t>(model.vocab_size) * model.hidden_size;
     if (is_int8(file, "embed_tokens")) {
@@ -242,9 +240,11 @@ Weights::Weights(const Manifest& manifest, Safetensors& file, const Kernels& ker
     : model_(manifest.model), layout_(kernels.layout), arena_(packed_bytes(manifest, file, kernels)) {
   const Architecture& model = manifest.model;
   Packer packer(file, kernels, arena_.data());
-  lay_out(manifest, packer, &layers, &norm, &head, &draft, &draft_begin_);
-  draft_end_ = packer.used();
-  if (!draft.blocks.empty()) draft.tokens = draft_tokens(manifest, file);
+  lay_out(manifest, packer, &layers, &norm, &head, &draft);
+  if (!draft.blocks.empty()) {
+    draft.tokens = draft_tokens(manifest, file);
+    draft_size_ = static_cast<size_t>(arena_.data() + packer.used() - draft_data());
+  }
   if (!model.tied) {
     const size_t count = static_cast<size_t>(model.vocab_size) * model.hidden_size;
     const std::vector<int64_t> shape = {model.vocab_size, model.hidden_size};

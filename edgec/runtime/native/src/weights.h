@@ -69,9 +69,9 @@ class Weights {
   DraftWeights draft;              // without blocks when the bundle has no draft head
   std::vector<float> frequencies;  // of rotary positions, (head_dim / 2)
   size_t bytes() const { return arena_.size(); }
-  // The draft head's weights, which lie together; of size 0 without one.
-  const uint8_t* draft_data() const { return arena_.data() + draft_begin_; }
-  size_t draft_size() const { return draft_end_ - draft_begin_; }
+  // The draft head's weights, which lie together; null and 0 without one.
+  const uint8_t* draft_data() const { return reinterpret_cast<const uint8_t*>(draft.embed_norm); }
+  size_t draft_size() const { return draft_size_; }
   size_t read_per_draft() const;  // bytes that one proposal of the draft head reads; 0 without one
   size_t read_per_token() const { return read_per_token_; }  // bytes that one decoded token reads at least
 
@@ -82,7 +82,7 @@ class Weights {
   WeightLayout layout_;
   Pages arena_;
   size_t read_per_token_ = 0;
-  size_t draft_begin_ = 0, draft_end_ = 0;  // in the arena
+  size_t draft_size_ = 0;
   // The embedding: the packed output layer when tied, else a table of its own.
   const int8_t* table_ = nullptr;
   const float* table_scales_ = nullptr;
