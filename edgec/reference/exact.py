@@ -9,8 +9,9 @@ that is the same to the last bit. Its contract, from which this is written:
                   integers, and exact; over the groups it is float32, in order
     lanes         sums of RMSNorm and softmax run over eight lanes, lane i taking elements i, i + 8, …, in order; then
                   ((0 + 4) + (2 + 6)) + ((1 + 5) + (3 + 7))
-    attention     scores over channels in order, times the key's scale; weights times the value's scale; values over
-                  positions in order; divided by the sum at the end
+    attention     of float keys: scores over channels in order; values over positions in order; divided by the sum at the
+                  end. Of INT8 keys: queries, and weights times the values' scales, become integers of fourteen bits, so
+                  that both sums are of integers, and exact; the second one by digits of seven bits
     exp           the polynomial below; multiplications and additions are never fused
 
 Integers below 2²⁴ are exact in float32, so float products of INT8 numbers, 32 at a time, are the integer ones.
@@ -36,6 +37,9 @@ from edgec.runtime.abi import Status
 from edgec.runtime.failures import EngineError
 
 LANES = 8
+QUERY_LEVELS = 8128.0  # 63.5 · 128
+WEIGHT_LEVELS = 16256.0  # 127 · 128
+DIGIT = 128.0
 SMALL = 1 << 18  # floats of which products are made at once, before they are summed
 ROWS = 64  # of a batch that go through a layer together: what fits a cache
 
@@ -261,19 +265,41 @@ def attend(q: torch.Tensor, seen: list[torch.Tensor], positions: torch.Tensor) -
     """q (n, H, D) at `positions` (n,); keys and values (L, Hkv, D), and their scales (L, Hkv, 1) when they are INT8."""
     n, heads, dim = q.shape
     k, v, *scales = seen
-    group = heads // k.shape[1]
-    q = (q * _f32(1.0 / math.sqrt(dim))).view(n, -1, group, dim).permute(3, 1, 2, 0)[..., None]  # (D, Hkv, group, n, 1)
-    scores = sum_of_products(q, k.permute(2, 1, 0)[:, :, None, None])  # (Hkv, group, n, L)
+    q = q.view(n, k.shape[1], heads // k.shape[1], dim)
+    root = _f32(1.0 / math.sqrt(dim))
     if scales:
-        scores = scores * scales[0][:, :, 0].T[:, None, None]
+        scores = _integer_scores(q, k, root) * scales[0][:, :, 0].T[:, None, None]
+    else:
+        q = (q * root).permute(3, 1, 2, 0)[..., None]  # (D, Hkv, group, n, 1)
+        scores = sum_of_products(q, k.permute(2, 1, 0)[:, :, None, None])  # (Hkv, group, n, L)
     hidden = torch.arange(len(k), device=q.device) > positions[:, None]  # (n, L)
     scores = scores.masked_fill(hidden, float("-inf"))
     weights = exp(scores - scores.amax(-1, keepdim=True)).masked_fill(hidden, 0.0)
     inverse = divide(1.0, lane_sum(weights))  # (Hkv, group, n, 1)
     if scales:
-        weights = weights * scales[1][:, :, 0].T[:, None, None]
-    mixed = sum_of_products(weights.permute(3, 0, 1, 2)[..., None], v[:, :, None, None])  # (Hkv, group, n, D)
-    return (mixed * inverse).permute(2, 0, 1, 3).flatten(1, 2)
+        mixed = _integer_mix(weights * scales[1][:, :, 0].T[:, None, None], v, inverse)
+    else:
+        mixed = sum_of_products(weights.permute(3, 0, 1, 2)[..., None], v[:, :, None, None]) * inverse
+    return mixed.permute(2, 0, 1, 3).flatten(1, 2)
+
+
+def _integer_scores(q: torch.Tensor, k: torch.Tensor, root: float) -> torch.Tensor:
+    """Queries (n, Hkv, group, D) against INT8 keys (L, Hkv, D): (Hkv, group, n, L), without the keys' scales."""
+    greatest = q.abs().amax(-1, keepdim=True)
+    inverse = torch.where(greatest > 0, divide(QUERY_LEVELS, greatest), 0.0)
+    whole = (q * inverse).round().double().permute(1, 2, 0, 3)  # (Hkv, group, n, D)
+    sums = (whole @ k.double().permute(1, 2, 0)[:, None]).float()  # exact in float64, rounded once
+    return sums * (divide(greatest, QUERY_LEVELS) * root).permute(1, 2, 0, 3)
+
+
+def _integer_mix(weights: torch.Tensor, v: torch.Tensor, inverse: torch.Tensor) -> torch.Tensor:
+    """Weights (Hkv, group, n, L), which have the values' scales, over INT8 values (L, Hkv, D): (Hkv, group, n, D)."""
+    greatest = weights.amax(-1, keepdim=True)
+    whole = (weights * torch.where(greatest > 0, divide(WEIGHT_LEVELS, greatest), 0.0)).round().double()
+    high = (whole / DIGIT).floor()
+    values = v.double().transpose(0, 1)[:, None]  # (Hkv, 1, L, D)
+    sums = (high @ values).float() * DIGIT + ((whole - high * DIGIT) @ values).float()
+    return sums * (divide(greatest, WEIGHT_LEVELS) * inverse)
 
 
 def rotate(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:

@@ -57,7 +57,7 @@ struct Decoder::Buffers {
     final = at.take<float>(rows * s.hidden);
     logits = at.take<float>(wanted * s.logits);
     scratch = at.take<float>(threads * s.scratch);
-    tails = at.take<uint8_t>(threads * kAttentionRows * s.tail);
+    tails = at.take<uint8_t>(threads * kAttentionRows * s.tail + kReadPast);
   }
 };
 

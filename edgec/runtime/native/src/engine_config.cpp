@@ -58,6 +58,9 @@ EngineConfig EngineConfig::resolve(const edgec_engine_options& options, const Ma
   c.aging_steps = in_range("aging_steps", options.aging_steps, 32, 1, 1 << 20);
   if (options.kv_dtype < EDGEC_KV_INT8 || options.kv_dtype > EDGEC_KV_FP32) refuse("kv_dtype", "it must be EDGEC_KV_*");
   c.kv = static_cast<KvType>(options.kv_dtype);
+  if (c.kv == KvType::kInt8 && c.context > kMostInt8Positions)
+    refuse("context", "of INT8 keys and values it is at most " + std::to_string(kMostInt8Positions) +
+                          "; lower it, or take EDGEC_KV_FP16");
   if (options.batching != EDGEC_BATCHING_CONTINUOUS && options.batching != EDGEC_BATCHING_STATIC)
     refuse("batching", "it must be EDGEC_BATCHING_*");
   c.static_batching = options.batching == EDGEC_BATCHING_STATIC;

@@ -5,15 +5,24 @@
 namespace edgec {
 
 void KvLayout::copy_position(const uint8_t* from, int from_offset, uint8_t* to, int to_offset) const {
-  const size_t bytes = element(), row = bytes * head_dim;
-  for (int d = 0; d < head_dim; ++d)  // keys lie transposed
-    std::memcpy(to + (static_cast<size_t>(d) * block_size + to_offset) * bytes,
-                from + (static_cast<size_t>(d) * block_size + from_offset) * bytes, bytes);
-  std::memcpy(to + plane() + row * to_offset, from + plane() + row * from_offset, row);
-  if (type != KvType::kInt8) return;
+  // Keys lie transposed: as elements, or of INT8 as fours.
+  const size_t bytes = element(), step = type == KvType::kInt8 ? 4 : bytes;
+  for (size_t at = 0; at < bytes * padded_dim(); at += step)
+    std::memcpy(to + at * block_size + step * to_offset, from + at * block_size + step * from_offset, step);
+  to += plane();
+  from += plane();
+  if (type != KvType::kInt8) {
+    const size_t row = bytes * head_dim;
+    std::memcpy(to + row * to_offset, from + row * from_offset, row);
+    return;
+  }
+  const auto first = [&](int offset) { return static_cast<size_t>(offset / 4) * head_dim * 4 + offset % 4; };
+  for (int d = 0; d < head_dim; ++d) to[first(to_offset) + 4 * d] = from[first(from_offset) + 4 * d];
+  to += plane();
+  from += plane();
   for (int i = 0; i < 2; ++i)
-    std::memcpy(to + 2 * plane() + scales() * i + sizeof(float) * to_offset,
-                from + 2 * plane() + scales() * i + sizeof(float) * from_offset, sizeof(float));
+    std::memcpy(to + scales() * i + sizeof(float) * to_offset, from + scales() * i + sizeof(float) * from_offset,
+                sizeof(float));
 }
 
 void KvStore::copy_slot(int32_t from, int32_t to) {

@@ -14,7 +14,7 @@ class KvStore {
  public:
   // Zeroed, but not yet resident: the system gives pages when a block is first written.
   KvStore(KvLayout layout, int layers, int blocks)
-      : layout_(layout), layers_(layers), blocks_(blocks), pages_(layout.block_bytes() * layers * blocks) {}
+      : layout_(layout), layers_(layers), blocks_(blocks), pages_(layout.block_bytes() * layers * blocks + kReadPast) {}
 
   static size_t bytes_per_block(const KvLayout& layout, int layers) { return layout.block_bytes() * layers; }
 

@@ -25,6 +25,7 @@ namespace edgec {
 typedef float Vec8 __attribute__((vector_size(32)));
 typedef int32_t Int8x32 __attribute__((vector_size(32)));  // eight int32 lanes
 typedef float Vec16 __attribute__((vector_size(64)));
+typedef int32_t Int16x32 __attribute__((vector_size(64)));
 typedef float Vec4 __attribute__((vector_size(16)));
 typedef int32_t Int4x32 __attribute__((vector_size(16)));
 

@@ -72,7 +72,7 @@ std::vector<float> product(const Kernels& kernels, int rows, int n, int k, bool 
 std::vector<float> attention(const Kernels& kernels, KvType type, int block_size, int rows, int heads = 3) {
   const KvLayout kv = {type, block_size, 2, 20};
   constexpr int kPositions = 37, kBlocks = 12;
-  std::vector<uint8_t> pool(kv.block_bytes() * (kBlocks + 64 / block_size * 2), 0);
+  std::vector<uint8_t> pool(kv.block_bytes() * (kBlocks + 64 / block_size * 2) + kReadPast, 0);
   std::vector<int32_t> table;
   for (int b = 0; b * block_size < kPositions; ++b) table.push_back(b);
   for (int p = 0; p < kPositions; ++p) {
@@ -155,6 +155,50 @@ TEST(kernels_attention_of_any_number_of_queries_equals_plain_cpp) {
 TEST(kernels_attention_does_not_depend_on_the_block_size) {
   for (KvType type : {KvType::kInt8, KvType::kFp16, KvType::kFp32})
     for (int block : {4, 8, 32, 64}) CHECK(same(attention(scalar(), type, block, 2), attention(scalar(), type, 16, 2)));
+}
+
+// One query over keys and values that are whole numbers up to 127, which every type of cache holds exactly.
+std::vector<float> attention_over_integers(const Kernels& kernels, KvType type, int dim, int positions, bool extreme) {
+  const KvLayout kv = {type, 16, 1, dim};
+  const int blocks = (positions + 15) / 16;
+  std::vector<uint8_t> pool(kv.block_bytes() * blocks + kReadPast, 0);
+  std::vector<int32_t> table;
+  for (int b = 0; b < blocks; ++b) table.push_back(b);
+  uint64_t seed = 11;
+  std::vector<float> key(dim), value(dim), query(dim);
+  for (int p = 0; p < positions; ++p) {
+    for (int d = 0; d < dim; ++d) {
+      key[d] = extreme ? 127.0f : static_cast<float>(random_bits(&seed) % 255) - 127.0f;
+      value[d] = extreme ? -127.0f : static_cast<float>(random_bits(&seed) % 255) - 127.0f;
+    }
+    key[0] = value[0] = 127.0f;
+    kernels.store_kv(kv, pool.data() + kv.block_bytes() * (p / 16), p % 16, key.data(), value.data());
+  }
+  for (float& x : query) x = extreme ? 1.0f : random_float(&seed);
+  std::vector<float> out(dim), scratch(attention_scratch(kv, 1, positions));
+  const int32_t last = positions - 1;
+  AttentionTask task = {query.data(), 0, out.data(), 0, 1, 1, &last, table.data(), pool.data(), 0, 0.002f, nullptr};
+  task.scratch = scratch.data();
+  kernels.attend(kv, task);
+  return out;
+}
+
+TEST(kernels_attention_to_int8_is_close_to_that_to_floats) {
+  for (const Kernels* set : usable_kernels())
+    for (int dim : {2, 20, 64, 80, 128})
+      for (int positions : {1, 15, 16, 17, 300}) {
+        const std::vector<float> a = attention_over_integers(*set, KvType::kInt8, dim, positions, false),
+                                 b = attention_over_integers(*set, KvType::kFp32, dim, positions, false);
+        for (int d = 0; d < dim; ++d) CHECK(std::fabs(a[d] - b[d]) < 0.05f);  // of 127: queries have fourteen bits
+      }
+}
+
+TEST(kernels_extreme_attention_does_not_overflow) {
+  for (const Kernels* set : usable_kernels()) {
+    const std::vector<float> out = attention_over_integers(*set, KvType::kInt8, 1024, 3000, true);
+    CHECK(std::fabs(out[0] - 127.0f) < 0.01f);
+    for (int d = 1; d < 1024; ++d) CHECK(std::fabs(out[d] + 127.0f) < 0.01f);
+  }
 }
 
 TEST(kernels_float_parts_equal_plain_cpp) {

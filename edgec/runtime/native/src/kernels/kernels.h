@@ -65,8 +65,10 @@ struct FloatMatrix {
 enum class KvType : int32_t { kInt8 = 0, kFp16 = 1, kFp32 = 2 };
 
 // How keys and values lie in a pool. A block of one layer holds, for each KV head in turn:
-//   keys (head_dim, block_size), values (block_size, head_dim), and for INT8 their scales (block_size) each, float.
-// Keys are transposed so that a vector of scores takes eight positions at once, without sums across lanes.
+//   keys (head_dim, block_size), values (block_size, head_dim); or for INT8
+//   keys (head_dim / 4, block_size, 4), values (block_size / 4, head_dim, 4), then their scales (block_size) each,
+//   float.
+// So a vector of scores takes many positions at once, without sums across lanes, and products of INT8 go by fours.
 struct KvLayout {
   KvType type;
   int block_size;
@@ -74,10 +76,15 @@ struct KvLayout {
   int head_dim;
 
   size_t element() const { return type == KvType::kInt8 ? 1 : type == KvType::kFp16 ? 2 : 4; }
-  size_t plane() const { return static_cast<size_t>(block_size) * head_dim * element(); }  // of keys, or of values
+  int padded_dim() const { return type == KvType::kInt8 ? (head_dim + 3) / 4 * 4 : head_dim; }
+  size_t plane() const { return static_cast<size_t>(block_size) * padded_dim() * element(); }  // of keys, or of values
   size_t scales() const { return type == KvType::kInt8 ? sizeof(float) * block_size : 0; }
   size_t head_bytes() const { return 2 * (plane() + scales()); }
   size_t block_bytes() const { return head_bytes() * kv_heads; }
+
+  // Of one head's INT8 keys, and of its values: (block_size).
+  const float* key_scales(const uint8_t* head) const { return reinterpret_cast<const float*>(head + 2 * plane()); }
+  const float* value_scales(const uint8_t* head) const { return key_scales(head) + block_size; }
 
   // One position's key and value of one KV head, from one block's head to another's.
   void copy_position(const uint8_t* from, int from_offset, uint8_t* to, int to_offset) const;
@@ -103,12 +110,16 @@ struct AttentionTask {
   const int* tail_blocks = nullptr;
 };
 
-// Rows that an AttentionTask may have.
-constexpr int kAttentionRows = 4;
+constexpr int kAttentionRows = 4;                       // that an AttentionTask may have
+constexpr int kAttentionQueries = kAttentionRows * 16;  // and heads of all its rows
+constexpr size_t kReadPast = 64;                        // bytes behind a pool, or a tail, that must be readable
+constexpr int kMostInt8Positions = 131072;              // sums of 127 · 127 fit an int32
 
+// Floats that a task needs: for each query scores, digits of weights and of itself, and sums; for all scales, where
+// blocks lie, and a block.
 inline size_t attention_scratch(const KvLayout& kv, int heads, int context) {
-  const size_t width = kv.block_size < 8 ? 8 : kv.block_size;
-  return kAttentionRows * heads * (static_cast<size_t>(context) + 64 + kv.head_dim) + width * kv.head_dim;
+  const size_t places = static_cast<size_t>(context) + 64, dim = static_cast<size_t>(kv.head_dim) + 16;
+  return kAttentionRows * heads * (places * 3 / 2 + 3 * dim + 128) + places * 3 / 2 + 64 * dim;
 }
 
 struct Kernels {
