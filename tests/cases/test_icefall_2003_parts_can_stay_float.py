@@ -14,6 +14,8 @@ from edgec.passes.quantize import QuantizeOptions, quantize
 from edgec.model import Model
 from tests.passes.tiny import TinyTask, context, tiny_cnn
 
+pytestmark = pytest.mark.slow
+
 
 class Fidelity(TinyTask):
     """1 − relative error of the logits: continuous, so that a budget can be met to a fine degree."""
@@ -45,7 +47,6 @@ def loss_of(model: Model, options: QuantizeOptions, folder: Path) -> tuple[float
     return float((a - b).norm() / a.norm()), result
 
 
-@pytest.mark.slow
 def test_one_part_in_float_restores_the_model(tmp_path: Path) -> None:
     model = ruined_by_int8()
     everything, _ = loss_of(model, QuantizeOptions(sensitivity=False), tmp_path / "a")

@@ -13,8 +13,9 @@ import pytest
 
 from tests.conftest import Edgec
 
+pytestmark = pytest.mark.slow
 
-@pytest.mark.slow
+
 def test_prediction_and_measurement_are_of_one_size(edgec: Edgec, write_recipe: Callable[..., Path]) -> None:
     recipe = write_recipe()
     plan = edgec("plan", recipe, "--json").json

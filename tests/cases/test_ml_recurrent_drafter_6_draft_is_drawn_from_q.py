@@ -18,6 +18,8 @@ import pytest
 from edgec.reference.sampler import History, Proposal, distribution, propose, verify
 from edgec.runtime.sampling import Sampling
 
+pytestmark = pytest.mark.slow
+
 TARGET = np.array([1.2, -0.3, 0.8, 2.0, -1.0, 0.1, 1.9, 0.4, -0.6, 1.1, 0.0, 0.7], np.float32)
 DRAFT = np.array([2.0, 0.5, 1.0, -0.5, 1.5, 0.2, 0.9], np.float32)
 WORDS = np.array([0, 2, 3, 4, 6, 9, 11])

@@ -14,6 +14,8 @@ from edgec.errors import ConversionError, Reason
 from edgec.model import Model, Signature, TensorSpec
 from tests.passes.tiny import TinyTask, context
 
+pytestmark = pytest.mark.slow
+
 
 class Masked(nn.Module):
     """Attention over eight positions, the last three of which are masked by adding −1e38."""

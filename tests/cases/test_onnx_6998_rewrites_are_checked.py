@@ -11,6 +11,8 @@ from edgec.passes.export import ExportOptions, export_program
 from edgec.errors import ConversionError, Reason
 from tests.passes.tiny import context, tiny_model
 
+pytestmark = pytest.mark.slow
+
 
 def test_an_invalid_node_stops_the_export(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     simplify = export_onnx.simplify

@@ -10,6 +10,8 @@ import pytest
 from edgec.cli.main import COMMANDS
 from tests.conftest import Edgec
 
+pytestmark = pytest.mark.slow
+
 FAILURES = {
     "build": ["build", "none.yaml"],
     "plan": ["plan", "none.yaml"],
@@ -32,7 +34,6 @@ def test_every_command_has_a_failure_here() -> None:
     assert set(FAILURES) == set(COMMANDS)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("command", sorted(FAILURES))
 def test_a_failure_exits_with_2_and_says_why_in_one_line(edgec: Edgec, command: str) -> None:
     done = edgec(*FAILURES[command])

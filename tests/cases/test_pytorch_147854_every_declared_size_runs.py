@@ -14,6 +14,8 @@ from edgec.errors import ParityError
 from edgec.model import Model, Signature, TensorSpec
 from tests.passes.tiny import TinyTask, context
 
+pytestmark = pytest.mark.slow
+
 SIGNATURE = Signature(
     "main",
     (TensorSpec("x", ("batch", "time", 4), "float32"),),

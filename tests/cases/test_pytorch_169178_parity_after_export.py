@@ -20,6 +20,8 @@ from edgec.golden import OnnxRunner
 from edgec.model import Model
 from tests.passes.tiny import TinyTask, context, tiny_cnn
 
+pytestmark = pytest.mark.slow
+
 
 class Small(nn.Module):
     """The CNN with outputs of the order of 1e-9."""
@@ -32,7 +34,6 @@ class Small(nn.Module):
         return self.body(image) * 1e-9
 
 
-@pytest.mark.slow
 def test_tiny_outputs_do_not_hide_a_lost_bias(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     simplify = export_onnx.simplify
 

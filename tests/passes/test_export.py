@@ -17,6 +17,8 @@ from edgec.golden import OnnxRunner, TorchRunner, replay
 from edgec.model import Model, Program, Signature, TensorSpec
 from tests.passes.tiny import TinyTask, context, tiny_model
 
+pytestmark = pytest.mark.slow
+
 VECTOR = Signature("main", (TensorSpec("x", (2, 8), "float32"),), (TensorSpec("y", (2, 8), "float32"),))
 
 
@@ -28,7 +30,6 @@ def export(module: nn.Module, task: TinyTask, folder: Path, **options: object) -
     return export_program(Model(module.eval(), task, {}), ExportOptions(**options), context(folder), baseline=None)  # type: ignore[arg-type]
 
 
-@pytest.mark.slow
 def test_program_holds_both_forms_with_the_signature_s_names(tmp_path: Path) -> None:
     program = export_program(tiny_model(), ExportOptions(), context(tmp_path), baseline=tiny_model())
     model = onnx.load(program.onnx_path("main"))
@@ -43,7 +44,6 @@ def test_program_holds_both_forms_with_the_signature_s_names(tmp_path: Path) -> 
         np.testing.assert_allclose(got["logits"], step.outputs["logits"], rtol=1e-4, atol=1e-6)
 
 
-@pytest.mark.slow
 def test_two_exports_give_the_same_bytes_and_hold_no_path_of_this_machine(tmp_path: Path) -> None:
     first, second = (
         export_program(tiny_model(), ExportOptions(), context(tmp_path / name), baseline=None) for name in "ab"

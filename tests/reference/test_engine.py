@@ -110,6 +110,7 @@ def alone(prompt: list[int], sampling: Sampling) -> list[int]:
     return answer.tokens
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("sampling", [Sampling(max_tokens=24), SAMPLED])
 @pytest.mark.parametrize(
     "options",

@@ -21,6 +21,8 @@ from edgec.validation.server import ServerReference
 from edgec.validation.subjects import NotOffered
 from tests.conftest import Done
 
+pytestmark = pytest.mark.slow
+
 
 class Letters:
     """A tokenizer whose token n is one letter; token 3 is half a character, 4 and 5 look alike."""
@@ -175,7 +177,6 @@ def test_what_is_no_server_is_refused_in_one_line() -> None:
         ServerReference(url, Letters(), name="other")
 
 
-@pytest.mark.slow
 def test_a_bundle_is_validated_against_edgec_reference(good: Path, validate: Callable[..., Done]) -> None:
     numbers = ("--weights", "int8", "--activations", "int8", "--kv", "int8", "--context", "512", "--port", "0")
     words = [sys.executable, "-m", "edgec", "reference", str(good), *numbers]
