@@ -94,6 +94,14 @@ class Edgec:
         return Path(self.environment["EDGEC_CACHE"])
 
 
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """What starts the command line as a process is slow: a third of a second each, and there are hundreds."""
+    for item in items:
+        if {"edgec", "command"} & set(getattr(item, "fixturenames", ())):
+            item.add_marker(pytest.mark.slow)
+
+
 @pytest.fixture
 def edgec(tmp_path: Path) -> Edgec:
     folder = tmp_path / "project"
