@@ -9,9 +9,9 @@ that is the same to the last bit. Its contract, from which this is written:
                   integers, and exact; over the groups it is float32, in order
     lanes         sums of RMSNorm and softmax run over eight lanes, lane i taking elements i, i + 8, …, in order; then
                   ((0 + 4) + (2 + 6)) + ((1 + 5) + (3 + 7))
-    attention     of float keys: scores over channels in order; values over positions in order; divided by the sum at the
-                  end. Of INT8 keys: queries, and weights times the values' scales, become integers of fourteen bits, so
-                  that both sums are of integers, and exact; the second one by digits of seven bits
+    attention     of float keys: scores over channels in order; values over positions in order; divided by the sum at
+                  the end. Of INT8 keys: queries, and weights times the values' scales, become integers of fourteen
+                  bits, so that both sums are of integers, and exact; the second one by digits of seven bits
     exp           the polynomial below; multiplications and additions are never fused
 
 Integers below 2²⁴ are exact in float32, so float products of INT8 numbers, 32 at a time, are the integer ones.

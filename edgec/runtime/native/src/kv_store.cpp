@@ -4,25 +4,34 @@
 
 namespace edgec {
 
+namespace {
+
+// One column of a plane whose rows are `width` elements of `Size` bytes; a known size keeps each copy an instruction.
+template <size_t Size>
+void copy_column(const uint8_t* from, uint8_t* to, int rows, size_t width) {
+  for (int i = 0; i < rows; ++i, from += Size * width, to += Size * width) std::memcpy(to, from, Size);
+}
+
+}  // namespace
+
 void KvLayout::copy_position(const uint8_t* from, int from_offset, uint8_t* to, int to_offset) const {
-  // Keys lie transposed: as elements, or of INT8 as fours.
-  const size_t bytes = element(), step = type == KvType::kInt8 ? 4 : bytes;
-  for (size_t at = 0; at < bytes * padded_dim(); at += step)
-    std::memcpy(to + at * block_size + step * to_offset, from + at * block_size + step * from_offset, step);
-  to += plane();
-  from += plane();
-  if (type != KvType::kInt8) {
-    const size_t row = bytes * head_dim;
-    std::memcpy(to + row * to_offset, from + row * from_offset, row);
+  const size_t width = static_cast<size_t>(block_size);
+  const uint8_t* values = from + plane();
+  uint8_t* to_values = to + plane();
+  if (type == KvType::kInt8) {
+    copy_column<4>(from + 4 * from_offset, to + 4 * to_offset, padded_dim() / 4, width);
+    const auto first = [&](int offset) { return static_cast<size_t>(offset / 4) * head_dim * 4 + offset % 4; };
+    copy_column<1>(values + first(from_offset), to_values + first(to_offset), head_dim, 4);
+    const uint8_t* scale = values + plane() + sizeof(float) * from_offset;
+    copy_column<4>(scale, to_values + plane() + sizeof(float) * to_offset, 2, width);
     return;
   }
-  const auto first = [&](int offset) { return static_cast<size_t>(offset / 4) * head_dim * 4 + offset % 4; };
-  for (int d = 0; d < head_dim; ++d) to[first(to_offset) + 4 * d] = from[first(from_offset) + 4 * d];
-  to += plane();
-  from += plane();
-  for (int i = 0; i < 2; ++i)
-    std::memcpy(to + scales() * i + sizeof(float) * to_offset, from + scales() * i + sizeof(float) * from_offset,
-                sizeof(float));
+  if (type == KvType::kFp16)
+    copy_column<2>(from + 2 * from_offset, to + 2 * to_offset, head_dim, width);
+  else
+    copy_column<4>(from + 4 * from_offset, to + 4 * to_offset, head_dim, width);
+  const size_t row = element() * head_dim;
+  std::memcpy(to_values + row * to_offset, values + row * from_offset, row);
 }
 
 void KvStore::copy_slot(int32_t from, int32_t to) {
