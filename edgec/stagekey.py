@@ -1,7 +1,8 @@
 """What a stage's cache key is made of: its own source, its options, its inputs' digests, data, versions and platform.
 
 "Its own source" is the stage's module and every module of this package that it imports, however deep, found by reading
-the import statements: changing a helper rebuilds the stages that use it, and only those.
+the import statements: changing a helper rebuilds the stages that use it, and only those. What such a module compiles counts
+as its source.
 """
 
 from __future__ import annotations
@@ -28,6 +29,9 @@ LIBRARIES: dict[str, tuple[str, ...]] = {
     "tvm": ("torch", "onnx", "apache-tvm", "apache-tvm-ffi"),
 }
 FALLBACK_LIBRARIES = ("torch", "onnx", "onnxruntime")  # a third party's target
+
+# A folder beside a module, of which it compiles a library or copies files into bundles; its tests are in neither.
+FOLDERS = {"edgec.runtime.compile": "native"}
 
 
 def installed_version(package: str) -> str | None:
@@ -92,6 +96,16 @@ def _imports(module: str) -> frozenset[str]:
     return frozenset(m for m in found if m.split(".")[0] == top and _file(m) is not None)
 
 
+def folder_digest(folder: Path) -> str:
+    """SHA-256 over names and contents of the folder's files, without those in its `tests`."""
+    total = hashlib.sha256()
+    for path in sorted(folder.rglob("*")):
+        name = path.relative_to(folder)
+        if path.is_file() and name.parts[0] != "tests":
+            total.update(f"{name.as_posix()} {hashlib.sha256(path.read_bytes()).hexdigest()}\n".encode())
+    return total.hexdigest()
+
+
 def source_digest(modules: Iterable[str], *, alone: Iterable[str] = ()) -> str:
     """SHA-256 over the source of the modules and of all that they import from their own package.
 
@@ -107,4 +121,6 @@ def source_digest(modules: Iterable[str], *, alone: Iterable[str] = ()) -> str:
     for module in sorted(seen):
         if path := _file(module):
             total.update(f"{module} {hashlib.sha256(path.read_bytes()).hexdigest()}\n".encode())
+            if folder := FOLDERS.get(module):
+                total.update(f"{module} {folder_digest(path.parent / folder)}\n".encode())
     return total.hexdigest()

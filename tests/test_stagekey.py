@@ -39,6 +39,34 @@ def test_a_change_in_what_a_stage_imports_changes_its_key(package: Path, file: s
     assert (digest() != before) == changes
 
 
+@pytest.mark.parametrize(
+    ("file", "changes"), [("core/src/a.cpp", True), ("core/b.inc", True), ("core/tests/t.cpp", False)]
+)
+def test_what_a_module_compiles_is_its_source(
+    package: Path, monkeypatch: pytest.MonkeyPatch, file: str, changes: bool
+) -> None:
+    monkeypatch.setattr(stagekey, "FOLDERS", {"keyed.deep": "core"})
+    path = package / file
+    path.parent.mkdir(parents=True)
+    path.write_text("int x = 1;")
+    before = digest()
+    path.write_text("int x = 2;")
+    assert (digest() != before) == changes
+
+
+def test_the_native_target_s_key_follows_the_core() -> None:
+    from edgec.runtime import compile as core
+
+    ((module, folder),) = stagekey.FOLDERS.items()
+    assert module == core.__name__ and Path(core.__file__).parent / folder == core.NATIVE
+    todo, seen = ["edgec.targets.native"], set[str]()
+    while todo:
+        if (name := todo.pop()) not in seen:
+            seen.add(name)
+            todo.extend(stagekey._imports(name))
+    assert module in seen
+
+
 def test_finding_what_a_stage_imports_imports_nothing(package: Path) -> None:
     (package / "helper.py").write_text("raise RuntimeError('imported')\n")
     digest()
