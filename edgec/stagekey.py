@@ -1,8 +1,8 @@
 """What a stage's cache key is made of: its own source, its options, its inputs' digests, data, versions and platform.
 
 "Its own source" is the stage's module and every module of this package that it imports, however deep, found by reading
-the import statements: changing a helper rebuilds the stages that use it, and only those. What such a module compiles counts
-as its source.
+the import statements: changing a helper rebuilds the stages that use it, and only those. What such a module compiles
+counts as its source.
 """
 
 from __future__ import annotations
