@@ -106,19 +106,24 @@ def folder_digest(folder: Path) -> str:
     return total.hexdigest()
 
 
-def source_digest(modules: Iterable[str], *, alone: Iterable[str] = ()) -> str:
-    """SHA-256 over the source of the modules and of all that they import from their own package.
-
-    Modules in `alone` count without what they import: one that runs every kind of stage would tie all of them together.
-    """
+def source_modules(modules: Iterable[str], *, alone: Iterable[str] = ()) -> set[str]:
+    """The modules and all that they import from their own package; those in `alone` without what they import."""
     todo, seen = list(modules), set(alone)
     while todo:
         module = todo.pop()
         if module not in seen:
             seen.add(module)
             todo.extend(_imports(module))
+    return seen
+
+
+def source_digest(modules: Iterable[str], *, alone: Iterable[str] = ()) -> str:
+    """SHA-256 over the source of the modules and of all that they import from their own package.
+
+    Modules in `alone` count without what they import: one that runs every kind of stage would tie all of them together.
+    """
     total = hashlib.sha256()
-    for module in sorted(seen):
+    for module in sorted(source_modules(modules, alone=alone)):
         if path := _file(module):
             total.update(f"{module} {hashlib.sha256(path.read_bytes()).hexdigest()}\n".encode())
             if folder := FOLDERS.get(module):

@@ -59,12 +59,7 @@ def test_the_native_target_s_key_follows_the_core() -> None:
 
     ((module, folder),) = stagekey.FOLDERS.items()
     assert module == core.__name__ and Path(core.__file__).parent / folder == core.NATIVE
-    todo, seen = ["edgec.targets.native"], set[str]()
-    while todo:
-        if (name := todo.pop()) not in seen:
-            seen.add(name)
-            todo.extend(stagekey._imports(name))
-    assert module in seen
+    assert module in stagekey.source_modules(["edgec.targets.native"])
 
 
 def test_finding_what_a_stage_imports_imports_nothing(package: Path) -> None:
@@ -82,16 +77,8 @@ def test_a_change_in_how_targets_are_measured_does_not_train_again() -> None:
     """edgec.stages imports everything; a pass's key must follow only what that pass runs."""
     from edgec.plan import COMMON_MODULES, RUNS_EVERY_STAGE
 
-    def closure(modules: set[str]) -> set[str]:
-        seen: set[str] = {RUNS_EVERY_STAGE}
-        todo = list(modules)
-        while todo:
-            module = todo.pop()
-            if module not in seen:
-                seen.add(module)
-                todo.extend(stagekey._imports(module))
-        return seen
-
-    seen = closure({*COMMON_MODULES, "edgec.passes.distill", "edgec.tasks.image_classification"})
+    seen = stagekey.source_modules(
+        [*COMMON_MODULES, "edgec.passes.distill", "edgec.tasks.image_classification"], alone=[RUNS_EVERY_STAGE]
+    )
     assert "edgec.passes.training" in seen and RUNS_EVERY_STAGE in seen
     assert not {m for m in seen if m == "edgec.measure" or m.startswith(("edgec.targets", "edgec.report"))}

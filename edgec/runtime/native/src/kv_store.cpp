@@ -3,7 +3,6 @@
 #include <cstring>
 
 namespace edgec {
-
 namespace {
 
 // One column of a plane whose rows are `width` elements of `Size` bytes; a known size keeps each copy an instruction.
@@ -20,8 +19,7 @@ void KvLayout::copy_position(const uint8_t* from, int from_offset, uint8_t* to, 
   uint8_t* to_values = to + plane();
   if (type == KvType::kInt8) {
     copy_column<4>(from + 4 * from_offset, to + 4 * to_offset, padded_dim() / 4, width);
-    const auto first = [&](int offset) { return static_cast<size_t>(offset / 4) * head_dim * 4 + offset % 4; };
-    copy_column<1>(values + first(from_offset), to_values + first(to_offset), head_dim, 4);
+    copy_column<1>(values + value_column(from_offset), to_values + value_column(to_offset), head_dim, 4);
     const uint8_t* scale = values + plane() + sizeof(float) * from_offset;
     copy_column<4>(scale, to_values + plane() + sizeof(float) * to_offset, 2, width);
     return;

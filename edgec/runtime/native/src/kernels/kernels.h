@@ -85,6 +85,8 @@ struct KvLayout {
   // Of one head's INT8 keys, and of its values: (block_size).
   const float* key_scales(const uint8_t* head) const { return reinterpret_cast<const float*>(head + 2 * plane()); }
   const float* value_scales(const uint8_t* head) const { return key_scales(head) + block_size; }
+  // Where a position's INT8 values begin in their plane; each is four bytes behind the one before it.
+  size_t value_column(int offset) const { return static_cast<size_t>(offset / 4) * head_dim * 4 + offset % 4; }
 
   // One position's key and value of one KV head, from one block's head to another's.
   void copy_position(const uint8_t* from, int from_offset, uint8_t* to, int to_offset) const;
