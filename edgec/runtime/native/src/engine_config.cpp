@@ -30,14 +30,31 @@ std::string megabytes(uint64_t bytes) {
 
 const char* name_of(KvType type) { return type == KvType::kInt8 ? "int8" : type == KvType::kFp16 ? "fp16" : "fp32"; }
 
-std::string quoted(const std::string& text) {
-  std::string out = "\"";
-  for (const char c : text) {
-    if (c == '"' || c == '\\') out += '\\';
-    if (static_cast<unsigned char>(c) >= 0x20) out += c;
+// Members of a JSON object, one after the other. Calls are not inlined: there are many, and each would be as long.
+class ObjectWriter {
+ public:
+  __attribute__((noinline)) void add_value(const char* name, const std::string& json) {
+    text_ += text_.empty() ? "{\"" : ", \"";
+    text_ += name;
+    text_ += "\": ";
+    text_ += json;
   }
-  return out + "\"";
-}
+  __attribute__((noinline)) void add(const char* name, const std::string& text) {
+    std::string quoted = "\"";
+    for (const char c : text) {
+      if (c == '"' || c == '\\') quoted += '\\';
+      if (static_cast<unsigned char>(c) >= 0x20) quoted += c;
+    }
+    add_value(name, quoted + '"');
+  }
+  void add(const char* name, const char* text) { add(name, std::string(text)); }
+  __attribute__((noinline)) void add(const char* name, uint64_t value) { add_value(name, std::to_string(value)); }
+  void add(const char* name, int32_t value) { add(name, static_cast<uint64_t>(value)); }
+  std::string text() const { return text_ + "}"; }
+
+ private:
+  std::string text_;
+};
 
 }  // namespace
 
@@ -122,30 +139,42 @@ Engine::Budget Engine::make_budget(const Safetensors& file) const {
 }
 
 std::string Engine::make_description() const {
-  const auto number = [](uint64_t value) { return std::to_string(value); };
+  ObjectWriter memory;
+  memory.add("weights", budget_.weights);
+  memory.add("pools", budget_.block * static_cast<uint64_t>(store_->blocks()));
+  memory.add("scratch", budget_.scratch);
+  memory.add("budget", config_.memory_budget);
   std::string eos;
   for (const int32_t token : manifest_.eos) eos += (eos.empty() ? "" : ", ") + std::to_string(token);
-  return "{\"name\": " + quoted(manifest_.name) + ", \"vocab_size\": " + number(manifest_.model.vocab_size) +
-         ", \"hidden_size\": " + number(manifest_.model.hidden_size) +
-         ", \"layers\": " + number(manifest_.model.layers) + ", \"context\": " + number(config_.context) +
-         ", \"block_size\": " + number(config_.block_size) + ", \"blocks\": " + number(budget_.blocks) +
-         ", \"first_block\": " + number(scheduler_->config().first_block) +
-         ", \"max_batch\": " + number(config_.max_batch) + ", \"step_tokens\": " + number(config_.step_tokens) +
-         ", \"max_waiting\": " + number(config_.max_waiting) + ", \"kernel\": " + quoted(kernels_.name) +
-         ", \"threads\": " + number(threads_->threads()) + ", \"kv_dtype\": " + quoted(name_of(config_.kv)) +
-         ", \"batching\": " + (config_.static_batching ? "\"static\"" : "\"continuous\"") +
-         ", \"prefix_cache\": " + (config_.prefix_cache ? "true" : "false") + ", \"speculation\": " +
-         quoted(config_.head_drafts && config_.ngram_drafts ? "both"
-                : config_.head_drafts                       ? "head"
-                : config_.ngram_drafts                      ? "ngram"
-                                                            : "off") +
-         ", \"draft_length\": " + number(config_.draft_length) + ", \"draft_width\": " + number(config_.draft_width) +
-         ", \"draft_bytes\": " + number(weights_->read_per_draft()) +
-         ", \"memory\": {\"weights\": " + number(budget_.weights) +
-         ", \"pools\": " + number(budget_.block * static_cast<uint64_t>(store_->blocks())) +
-         ", \"scratch\": " + number(budget_.scratch) + ", \"budget\": " + number(config_.memory_budget) +
-         "}, \"bytes_per_block\": " + number(budget_.block) +
-         ", \"bytes_per_token_read\": " + number(weights_->read_per_token()) + ", \"eos\": [" + eos + "]}";
+  ObjectWriter all;
+  all.add("name", manifest_.name);
+  all.add("vocab_size", manifest_.model.vocab_size);
+  all.add("hidden_size", manifest_.model.hidden_size);
+  all.add("layers", manifest_.model.layers);
+  all.add("context", config_.context);
+  all.add("block_size", config_.block_size);
+  all.add("blocks", budget_.blocks);
+  all.add("first_block", scheduler_->config().first_block);
+  all.add("max_batch", config_.max_batch);
+  all.add("step_tokens", config_.step_tokens);
+  all.add("max_waiting", config_.max_waiting);
+  all.add("kernel", kernels_.name);
+  all.add("threads", threads_->threads());
+  all.add("kv_dtype", name_of(config_.kv));
+  all.add("batching", config_.static_batching ? "static" : "continuous");
+  all.add_value("prefix_cache", config_.prefix_cache ? "true" : "false");
+  all.add("speculation", config_.head_drafts && config_.ngram_drafts ? "both"
+                         : config_.head_drafts                       ? "head"
+                         : config_.ngram_drafts                      ? "ngram"
+                                                                     : "off");
+  all.add("draft_length", config_.draft_length);
+  all.add("draft_width", config_.draft_width);
+  all.add("draft_bytes", weights_->read_per_draft());
+  all.add_value("memory", memory.text());
+  all.add("bytes_per_block", budget_.block);
+  all.add("bytes_per_token_read", weights_->read_per_token());
+  all.add_value("eos", "[" + eos + "]");
+  return all.text();
 }
 
 }  // namespace edgec
