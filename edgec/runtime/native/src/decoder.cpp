@@ -108,15 +108,6 @@ Decoder::Decoder(const Architecture& model, const Weights& weights, const Kernel
 
 void Decoder::discard_scratch() { arena_.discard(0, arena_.size()); }
 
-void Decoder::normalize_and_multiply(const float* norm, const Linear& linear, int rows, float* y, size_t y_stride) {
-  const int hidden = model_.hidden_size;
-  products_.each_row(rows, [&](int r) {
-    kernels_.rms_norm(x_ + static_cast<size_t>(r) * hidden, norm, model_.norm_eps, hidden,
-                      normed_ + static_cast<size_t>(r) * hidden);
-  });
-  products_.multiply(linear, normed_, hidden, rows, y, y_stride);
-}
-
 void Decoder::rotate(int position, float* heads, int count) {
   const int dim = model_.head_dim, half = dim / 2;
   const size_t at = static_cast<size_t>(position) * half;
@@ -134,9 +125,11 @@ void Decoder::attend(const Batch& batch, int layer) {
     kernels_.store_kv(kv, store_.block(layer, row.slot / kv.block_size), row.slot % kv.block_size, key, key + width);
   });
   const int group = model_.heads / model_.kv_heads;
-  threads_.run(static_cast<int>(tiles_.size()) * model_.kv_heads, [&](int piece, int thread) {
-    const Tile& tile = tiles_[piece / model_.kv_heads];
-    const int kv_head = piece % model_.kv_heads;
+  // Tiles of one KV head behind each other, so that a thread finds in its cache what the tile before it has read.
+  const int tiles = static_cast<int>(tiles_.size());
+  threads_.run(tiles * model_.kv_heads, [&](int piece, int thread) {
+    const Tile& tile = tiles_[piece % tiles];
+    const int kv_head = piece / tiles;
     float* queries = qkv_ + tile.first * qkv_stride_ + static_cast<size_t>(kv_head) * group * dim;
     for (int r = 0; r < tile.rows; ++r) rotate(positions_[tile.first + r], queries + r * qkv_stride_, group);
     AttentionTask task;
@@ -182,7 +175,7 @@ void Decoder::gather_branch(const Batch& batch, const Batch::Row& row, int layer
 }
 
 void Decoder::forward(const Batch& batch) {
-  const int rows = static_cast<int>(batch.rows.size()), hidden = model_.hidden_size, wide = model_.intermediate_size;
+  const int rows = static_cast<int>(batch.rows.size()), hidden = model_.hidden_size;
   if (rows == 0) return;
   require(rows <= max_rows_, EDGEC_INTERNAL, "a batch is larger than its buffers");
 
@@ -200,20 +193,28 @@ void Decoder::forward(const Batch& batch) {
     tiles_.back().rows += 1;
   }
 
-  const size_t gate_up = 2 * static_cast<size_t>(wide), q = static_cast<size_t>(model_.heads) * model_.head_dim;
+  const size_t q = static_cast<size_t>(model_.heads) * model_.head_dim;
   const auto add_delta = [&](int r) {
     kernels_.add(x_ + static_cast<size_t>(r) * hidden, delta_ + static_cast<size_t>(r) * hidden, hidden);
   };
+  const auto normalize = [&](int r, const float* weight) {
+    kernels_.rms_norm(x_ + static_cast<size_t>(r) * hidden, weight, model_.norm_eps, hidden,
+                      normed_ + static_cast<size_t>(r) * hidden);
+  };
   for (int i = 0; i < model_.layers; ++i) {
     const LayerWeights& layer = weights_.layers[i];
-    normalize_and_multiply(layer.attention_norm, layer.qkv, rows, qkv_, qkv_stride_);
+    products_.multiply(layer.qkv, normed_, hidden, rows, qkv_, qkv_stride_, [&](int r) {
+      if (i > 0) add_delta(r);
+      normalize(r, layer.attention_norm);
+    });
     attend(batch, i);
-    products_.multiply(layer.out, attended_, q, rows, delta_, hidden);
-    products_.each_row(rows, add_delta);
-    normalize_and_multiply(layer.mlp_norm, layer.gate_up, rows, gate_up_, gate_up);
-    products_.multiply_gated(layer.down, gate_up_, rows, delta_, hidden);
-    products_.each_row(rows, add_delta);
+    products_.multiply(layer.out, attended_, q, rows, delta_, hidden, [](int) {});
+    products_.multiply_gated(layer.gate_up, layer.down, normed_, hidden, rows, gate_up_, delta_, hidden, [&](int r) {
+      add_delta(r);
+      normalize(r, layer.mlp_norm);
+    });
   }
+  products_.each_row(rows, add_delta);
 
   int at = 0;
   for (int r = 0; r < rows; ++r)
@@ -227,7 +228,7 @@ void Decoder::project(int first, int count) {
   const int hidden = model_.hidden_size;
   if (count > 0)
     products_.multiply(weights_.head, final_ + static_cast<size_t>(first) * hidden, hidden, count, logits_,
-                       logits_stride_);
+                       logits_stride_, [](int) {});
 }
 
 }  // namespace edgec

@@ -67,7 +67,6 @@ class Decoder {
   void attend(const Batch& batch, int layer);
   void gather_branch(const Batch& batch, const Batch::Row& row, int layer, int kv_head, uint8_t* tail);
   void rotate(int position, float* heads, int count);  // RoPE, in place
-  void normalize_and_multiply(const float* norm, const Linear& linear, int rows, float* y, size_t y_stride);
 
   const Architecture model_;
   const Weights& weights_;

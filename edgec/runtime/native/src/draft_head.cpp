@@ -31,7 +31,6 @@ size_t DraftHead::scratch_bytes(const Manifest& manifest, int max_rows) {
 DraftHead::DraftHead(const Manifest& manifest, const Weights& weights, const Kernels& kernels, ThreadPool& threads,
                      int max_rows)
     : model_(manifest.model),
-      widths_(manifest.draft.widths),
       max_rows_(max_rows),
       weights_(weights),
       kernels_(kernels),
@@ -52,20 +51,20 @@ void DraftHead::step(const int32_t* tokens, int rows, float* states) {
   };
   for (size_t b = 0; b < draft.blocks.size(); ++b) {
     const DraftWeights::Block& block = draft.blocks[b];
-    const size_t stride = b == 0 ? 2 * hidden : hidden, wide = widths_[b];
-    for (int r = 0; r < rows; ++r) {
+    const size_t stride = b == 0 ? 2 * hidden : hidden;
+    const auto make = [&](int r) {
       float* in = inputs_.data() + r * stride;
       norm(states + r * hidden, block.norm, in);
-      if (b > 0) continue;
+      if (b > 0) return;
       weights_.embed(tokens[r], in + hidden);
       norm(in + hidden, draft.embed_norm, in + hidden);
-    }
-    products_.multiply(block.gate_up, inputs_.data(), stride, rows, gate_up_.data(), 2 * wide);
-    products_.multiply_gated(block.down, gate_up_.data(), rows, delta_.data(), hidden);
+    };
+    products_.multiply_gated(block.gate_up, block.down, inputs_.data(), stride, rows, gate_up_.data(), delta_.data(),
+                             hidden, make);
     for (int r = 0; r < rows; ++r) kernels_.add(states + r * hidden, delta_.data() + r * hidden, model_.hidden_size);
   }
-  for (int r = 0; r < rows; ++r) norm(states + r * hidden, draft.norm, inputs_.data() + r * hidden);
-  products_.multiply(draft.head, inputs_.data(), hidden, rows, logits_.data(), stride_);
+  products_.multiply(draft.head, inputs_.data(), hidden, rows, logits_.data(), stride_,
+                     [&](int r) { norm(states + r * hidden, draft.norm, inputs_.data() + r * hidden); });
 }
 
 }  // namespace edgec

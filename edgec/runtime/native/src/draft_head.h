@@ -38,7 +38,6 @@ class DraftHead {
 
  private:
   const Architecture model_;
-  const std::vector<int> widths_;
   const int max_rows_;
   const Weights& weights_;
   const Kernels& kernels_;

@@ -15,17 +15,48 @@ class Products {
   Products(const Kernels& kernels, ThreadPool& threads, size_t rows, size_t widest);
   static size_t bytes(size_t rows, size_t widest);  // of its buffers
 
-  // y (rows, y_stride) = linear · x (rows, x_stride).
-  void multiply(const Linear& linear, const float* x, size_t x_stride, int rows, float* y, size_t y_stride);
-  // y (rows, y_stride) = linear · (silu(gate) · up), gate and up being the halves of each row of gate_up, which is
-  // overwritten.
-  void multiply_gated(const Linear& linear, float* gate_up, int rows, float* y, size_t y_stride);
+  // y (rows, y_stride) = linear · x (rows, x_stride), after make(row) has computed each row of x.
+  template <typename Make>
+  void multiply(const Linear& linear, const float* x, size_t x_stride, int rows, float* y, size_t y_stride,
+                const Make& make) {
+    start(linear, rows, &inputs_);
+    each_row(rows, [&](int r) {
+      make(r);
+      if (linear.has_int8) kernels_.quantize(x + r * x_stride, linear.k, inputs_, r, 0);
+    });
+    multiply_started(linear, inputs_, x, x_stride, rows, y, y_stride);
+  }
+
+  // y (rows, y_stride) = down · (silu(gate) · up), gate and up being the halves of each row of gate_up · x, after
+  // make(row) has computed each row of x. `between` (rows, gate_up.n) is for what lies between the two.
+  template <typename Make>
+  void multiply_gated(const Linear& gate_up, const Linear& down, const float* x, size_t x_stride, int rows,
+                      float* between, float* y, size_t y_stride, const Make& make) {
+    const size_t wide = down.k;
+    const auto silu = [&](int r) {
+      float* gate = between + r * 2 * wide;
+      kernels_.silu_mul(gate, gate + wide, down.k, gate);
+    };
+    if (!fits_groups(gate_up, down)) {
+      multiply(gate_up, x, x_stride, rows, between, 2 * wide, make);
+      multiply(down, between, 2 * wide, rows, y, y_stride, silu);
+      return;
+    }
+    start(gate_up, rows, &inputs_);
+    each_row(rows, [&](int r) {
+      make(r);
+      kernels_.quantize(x + r * x_stride, gate_up.k, inputs_, r, 0);
+    });
+    start(down, rows, &gated_);
+    gate_by_groups(gate_up, rows, between);
+    multiply_started(down, gated_, between, 2 * wide, rows, y, y_stride);
+  }
 
   // body(row) for every row, some hundred nanoseconds each, on all threads where that pays.
   template <typename Body>
   void each_row(int rows, const Body& body) {
-    constexpr int kPerPiece = 16;
-    if (rows < 2 * kPerPiece) {  // handing it out would cost more than it saves
+    constexpr int kPerPiece = 16;  // a line of the cache holds so many rows' quantised values
+    if (rows < 2 * kPerPiece) {    // handing it out would cost more than it saves
       for (int r = 0; r < rows; ++r) body(r);
       return;
     }
@@ -35,16 +66,20 @@ class Products {
   }
 
  private:
-  // Quantises rows of `k` values, after make(row, first, count) has computed that part of the row. `effort` is how much
-  // longer both take than quantising alone.
-  template <typename Make>
-  void quantize(const Linear& linear, const float* x, size_t x_stride, int rows, int effort, const Make& make);
-  void multiply_quantized(const Linear& linear, const float* x, size_t x_stride, int rows, float* y, size_t y_stride);
+  static void start(const Linear& linear, int rows, QuantizedRows* inputs) {
+    inputs->rows = rows;
+    inputs->k = linear.padded;
+  }
+  bool fits_groups(const Linear& gate_up, const Linear& down) const;
+  void gate_by_groups(const Linear& gate_up, int rows, float* between);
+  // `x` is what was quantised, for the parts whose weights are float.
+  void multiply_started(const Linear& linear, const QuantizedRows& quantized, const float* x, size_t x_stride, int rows,
+                        float* y, size_t y_stride);
 
   const Kernels& kernels_;
   ThreadPool& threads_;
   Pages buffers_;
-  QuantizedRows quantized_;
+  QuantizedRows inputs_, gated_;
 };
 
 }  // namespace edgec
