@@ -39,26 +39,20 @@ Products::Products(const Kernels& kernels, ThreadPool& threads, size_t rows, siz
   }
 }
 
-// Whether gates and their ups are one matrix, and groups of them whole blocks of it.
-bool Products::fits_groups(const Linear& gate_up, const Linear& down) const {
-  return gate_up.parts.size() == 1 && gate_up.has_int8 && down.has_int8 && down.k % kGroup == 0 &&
-         kGroup % kernels_.layout.block == 0;
-}
-
-// A piece computes the same channels of gate and up, and what `down` wants of them while they are in its cache.
+// A piece computes gates and their ups, and what the next layer wants of them while they are in its cache.
 void Products::gate_by_groups(const Linear& gate_up, int rows, float* between) {
   const PackedMatrix& weights = gate_up.parts.front().int8;
-  const int wide = gate_up.n / 2, blocks = kGroup / kernels_.layout.block, groups = wide / kGroup;
+  const int blocks = 2 * kGroup / kernels_.layout.block, groups = gate_up.n / (2 * kGroup);
   const int per_piece = blocks_of_piece(2 * kGroup * static_cast<size_t>(weights.k), rows, groups);
   threads_.run((groups + per_piece - 1) / per_piece, [&](int piece, int) {
     const int begin = piece * per_piece, end = begin + per_piece < groups ? begin + per_piece : groups;
-    const int first = begin * kGroup, count = (end - begin) * kGroup, up = groups * blocks;
     kernels_.matmul(inputs_, weights, begin * blocks, end * blocks, between, gate_up.n);
-    kernels_.matmul(inputs_, weights, up + begin * blocks, up + end * blocks, between, gate_up.n);
     for (int r = 0; r < rows; ++r) {
-      float* gate = between + static_cast<size_t>(r) * gate_up.n + first;
-      kernels_.silu_mul(gate, gate + wide, count, gate);
-      kernels_.quantize(gate, count, gated_, r, begin);
+      for (int g = begin; g < end; ++g) {
+        float* gate = between + static_cast<size_t>(r) * gate_up.n + g * 2 * kGroup;
+        kernels_.silu_mul(gate, gate + kGroup, kGroup, gate);
+        kernels_.quantize(gate, kGroup, gated_, r, g);
+      }
     }
   });
 }

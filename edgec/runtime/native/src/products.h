@@ -27,19 +27,18 @@ class Products {
     multiply_started(linear, inputs_, x, x_stride, rows, y, y_stride);
   }
 
-  // y (rows, y_stride) = down · (silu(gate) · up), gate and up being the halves of each row of gate_up · x, after
-  // make(row) has computed each row of x. `between` (rows, gate_up.n) is for what lies between the two.
+  // y (rows, y_stride) = down · (silu(gate) · up), gate and up being the outputs of gate_up · x, after make(row) has
+  // computed each row of x. `between` (rows, gate_up.n) is for what lies between the two.
   template <typename Make>
   void multiply_gated(const Linear& gate_up, const Linear& down, const float* x, size_t x_stride, int rows,
                       float* between, float* y, size_t y_stride, const Make& make) {
-    const size_t wide = down.k;
-    const auto silu = [&](int r) {
-      float* gate = between + r * 2 * wide;
-      kernels_.silu_mul(gate, gate + wide, down.k, gate);
-    };
-    if (!fits_groups(gate_up, down)) {
-      multiply(gate_up, x, x_stride, rows, between, 2 * wide, make);
-      multiply(down, between, 2 * wide, rows, y, y_stride, silu);
+    const size_t wide = gate_up.n;
+    if (!gate_up.interleaved) {
+      multiply(gate_up, x, x_stride, rows, between, wide, make);
+      multiply(down, between, wide, rows, y, y_stride, [&](int r) {
+        float* gate = between + r * wide;
+        kernels_.silu_mul(gate, gate + down.k, down.k, gate);
+      });
       return;
     }
     start(gate_up, rows, &inputs_);
@@ -49,7 +48,7 @@ class Products {
     });
     start(down, rows, &gated_);
     gate_by_groups(gate_up, rows, between);
-    multiply_started(down, gated_, between, 2 * wide, rows, y, y_stride);
+    multiply_started(down, gated_, between, wide, rows, y, y_stride);
   }
 
   // body(row) for every row, some hundred nanoseconds each, on all threads where that pays.
@@ -70,7 +69,6 @@ class Products {
     inputs->rows = rows;
     inputs->k = linear.padded;
   }
-  bool fits_groups(const Linear& gate_up, const Linear& down) const;
   void gate_by_groups(const Linear& gate_up, int rows, float* between);
   // `x` is what was quantised, for the parts whose weights are float.
   void multiply_started(const Linear& linear, const QuantizedRows& quantized, const float* x, size_t x_stride, int rows,

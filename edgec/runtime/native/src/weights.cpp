@@ -45,13 +45,20 @@ class Weights::Packer {
 
   size_t used() const { return used_; }
 
-  Linear linear(const std::vector<Source>& sources, int k) {
+  // Gates and their ups, `down` being the layer that takes their products.
+  Linear gate_up(const Source& gate, const Source& up, int k, const std::string& down) {
+    const bool int8 = is_int8(file_, gate.name) && is_int8(file_, up.name) && is_int8(file_, down);
+    return linear({gate, up}, k, int8 && gate.n % kGroup == 0 && kGroup % layout_.block == 0);
+  }
+
+  Linear linear(const std::vector<Source>& sources, int k, bool interleaved = false) {
     Linear linear;
+    linear.interleaved = interleaved;
     linear.k = k;
     linear.padded = round_up(k, kGroup);
     for (const std::vector<Source>& group : group_by_type(file_, sources)) {
       const bool int8 = is_int8(file_, group.front().name);
-      Linear::Part part = int8 ? pack_int8(group, k, linear.padded) : pack_float(group, k);
+      Linear::Part part = int8 ? pack_int8(group, k, linear.padded, interleaved) : pack_float(group, k);
       part.offset = linear.n;
       part.is_float = !int8;
       linear.has_int8 = linear.has_int8 || int8;
@@ -79,8 +86,16 @@ class Weights::Packer {
   std::vector<std::function<void()>> jobs;
 
  private:
+  // Where output i of two layers of n / 2 outputs each goes: groups of them by turns.
+  static int interleaved_place(int i, int n) {
+    const int half = n / 2, own = i % half;
+    return own / kGroup * 2 * kGroup + i / half * kGroup + own % kGroup;
+  }
+
   // (n) floats of all sources, padded with zeros to `padded`; null when none has the tensor.
-  const float* gather(const std::vector<Source>& group, const char* suffix, int padded, bool needed) {
+  template <typename Place>
+  const float* gather(const std::vector<Source>& group, const char* suffix, int padded, bool needed,
+                      const Place& place) {
     bool any = needed;
     for (const Source& source : group) any = any || file_.has(source.name + suffix);
     if (!any) return nullptr;
@@ -89,24 +104,28 @@ class Weights::Packer {
     for (const Source& source : group) {
       if (needed || file_.has(source.name + suffix)) {
         const Tensor& tensor = file_.get(source.name + suffix, DType::kFloat32, {source.n});
-        if (to != nullptr) std::memcpy(to + at, tensor.data, sizeof(float) * source.n);
+        for (int i = 0; to != nullptr && i < source.n; ++i) to[place(at + i)] = tensor.float32()[i];
       }
       at += source.n;
     }
     return to;
   }
 
-  Linear::Part pack_int8(const std::vector<Source>& group, int k, int padded_k) {
+  Linear::Part pack_int8(const std::vector<Source>& group, int k, int padded_k, bool interleaved) {
     int n = 0;
     for (const Source& source : group) n += source.n;
     const int padded_n = round_up(n, layout_.block);
     Linear::Part part = {};
     uint8_t* data = take<uint8_t>(static_cast<size_t>(padded_n) * padded_k);
-    part.int8 = {data, gather(group, ".scale", padded_n, true), gather(group, ".bias", padded_n, false), n, padded_k};
-    auto rows = std::make_shared<std::vector<const int8_t*>>();
+    const auto place = [=](int i) { return interleaved ? interleaved_place(i, n) : i; };
+    part.int8 = {data, gather(group, ".scale", padded_n, true, place), gather(group, ".bias", padded_n, false, place),
+                 n, padded_k};
+    auto rows = std::make_shared<std::vector<const int8_t*>>(n);
+    int at = 0;
     for (const Source& source : group) {
       const Tensor& tensor = file_.get(source.name + ".weight", DType::kInt8, {source.n, k});
-      for (int i = 0; i < source.n; ++i) rows->push_back(tensor.int8() + static_cast<size_t>(i) * k);
+      for (int i = 0; i < source.n; ++i) (*rows)[place(at + i)] = tensor.int8() + static_cast<size_t>(i) * k;
+      at += source.n;
     }
     if (data == nullptr) return part;
     const WeightLayout layout = layout_;
@@ -136,7 +155,7 @@ class Weights::Packer {
     const int padded_n = round_up(n, 8);
     Linear::Part part = {};
     float* data = take<float>(static_cast<size_t>(padded_n) * k);
-    part.floats = {data, gather(group, ".bias", padded_n, false), n, k};
+    part.floats = {data, gather(group, ".bias", padded_n, false, [](int i) { return i; }), n, k};
     int at = 0;
     for (const Source& source : group) {
       const Tensor& tensor = file_.get(source.name + ".weight", DType::kFloat32, {source.n, k});
@@ -172,9 +191,10 @@ void lay_out(const Manifest& manifest, Packer& packer, std::vector<LayerWeights>
     layer.qkv = packer.linear(
         {{name("self_attn.q_proj"), q}, {name("self_attn.k_proj"), kv}, {name("self_attn.v_proj"), kv}}, m.hidden_size);
     layer.out = packer.linear({{name("self_attn.o_proj"), m.hidden_size}}, q);
-    layer.gate_up = packer.linear(
-        {{name("mlp.gate_proj"), m.intermediate_size}, {name("mlp.up_proj"), m.intermediate_size}}, m.hidden_size);
-    layer.down = packer.linear({{name("mlp.down_proj"), m.hidden_size}}, m.intermediate_size);
+    const std::string down = name("mlp.down_proj");
+    layer.gate_up = packer.gate_up({name("mlp.gate_proj"), m.intermediate_size},
+                                   {name("mlp.up_proj"), m.intermediate_size}, m.hidden_size, down);
+    layer.down = packer.linear({{down, m.hidden_size}}, m.intermediate_size);
     layers->push_back(std::move(layer));
   }
   *norm = packer.floats("norm.weight", m.hidden_size);
@@ -187,8 +207,8 @@ void lay_out(const Manifest& manifest, Packer& packer, std::vector<LayerWeights>
     const std::string name = "draft.blocks." + std::to_string(b) + ".";
     DraftWeights::Block block;
     block.norm = packer.floats(name + "norm.weight", m.hidden_size);
-    block.gate_up = packer.linear({{name + "gate_proj", widths[b]}, {name + "up_proj", widths[b]}},
-                                  b == 0 ? 2 * m.hidden_size : m.hidden_size);
+    block.gate_up = packer.gate_up({name + "gate_proj", widths[b]}, {name + "up_proj", widths[b]},
+                                   b == 0 ? 2 * m.hidden_size : m.hidden_size, name + "down_proj");
     block.down = packer.linear({{name + "down_proj", m.hidden_size}}, widths[b]);
     draft->blocks.push_back(std::move(block));
   }

@@ -27,6 +27,8 @@ struct Linear {
   int k = 0;       // inputs
   int padded = 0;  // k, padded to groups
   bool has_int8 = false;
+  // Of gate and up: outputs lie in groups (kGroup) of gates, each before the group of their ups.
+  bool interleaved = false;
 };
 
 struct LayerWeights {
