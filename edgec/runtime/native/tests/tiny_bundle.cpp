@@ -14,8 +14,8 @@
 namespace edgec {
 namespace {
 
-constexpr int kVocab = 259, kHidden = 72, kWide = 100, kLayers = 2, kHeads = 6, kKvHeads = 2, kDim = 12;
-constexpr int kDraftWide = 40, kDraftVocab = 130;
+constexpr int kVocab = 259, kHidden = 72, kLayers = 2, kHeads = 6, kKvHeads = 2, kDim = 12;
+constexpr int kDraftVocab = 130;
 
 // A linear congruence: the same numbers on every platform.
 class Random {
@@ -98,12 +98,12 @@ std::string model(const TinyOptions& options) {
     file.int8(layer + "self_attn.v_proj", kKvHeads * kDim, kHidden, random);
     if (options.bias) file.vector(layer + "self_attn.k_proj.bias", norm(kKvHeads * kDim, random));
     file.int8(layer + "self_attn.o_proj", kHidden, kHeads * kDim, random);
-    file.int8(layer + "mlp.gate_proj", kWide, kHidden, random);
-    file.int8(layer + "mlp.up_proj", kWide, kHidden, random);
+    file.int8(layer + "mlp.gate_proj", options.wide, kHidden, random);
+    file.int8(layer + "mlp.up_proj", options.wide, kHidden, random);
     if (options.float_layer && i == 0)
-      file.floats(layer + "mlp.down_proj", kHidden, kWide, random);
+      file.floats(layer + "mlp.down_proj", kHidden, options.wide, random);
     else
-      file.int8(layer + "mlp.down_proj", kHidden, kWide, random);
+      file.int8(layer + "mlp.down_proj", kHidden, options.wide, random);
   }
   file.vector("norm.weight", norm(kHidden, random));
   if (!options.tied) file.int8("lm_head", kVocab, kHidden, random);
@@ -116,9 +116,9 @@ std::string model(const TinyOptions& options) {
     for (int b = 0; b < 2; ++b) {
       const std::string block = "draft.blocks." + std::to_string(b) + ".";
       file.vector(block + "norm.weight", norm(kHidden, random));
-      file.int8(block + "gate_proj", kDraftWide, b == 0 ? 2 * kHidden : kHidden, random);
-      file.int8(block + "up_proj", kDraftWide, b == 0 ? 2 * kHidden : kHidden, random);
-      file.int8(block + "down_proj", kHidden, kDraftWide, random);
+      file.int8(block + "gate_proj", options.wide, b == 0 ? 2 * kHidden : kHidden, random);
+      file.int8(block + "up_proj", options.wide, b == 0 ? 2 * kHidden : kHidden, random);
+      file.int8(block + "down_proj", kHidden, options.wide, random);
     }
     file.vector("draft.norm.weight", norm(kHidden, random));
     file.int8("draft.head", kDraftVocab, kHidden, random);
@@ -191,13 +191,13 @@ std::string make_tiny_bundle(const TinyOptions& options) {
       "{\"format\":1,\"abi\":" + number(options.abi != 0 ? options.abi : EDGEC_ABI_VERSION) +
           ",\"activation_group\":" + number(kGroup) +
           ",\"eos\":[257],\"architecture\":{\"vocab_size\":" + number(kVocab) + ",\"hidden_size\":" + number(kHidden) +
-          ",\"intermediate_size\":" + number(kWide) + ",\"layers\":" + number(kLayers) +
+          ",\"intermediate_size\":" + number(options.wide) + ",\"layers\":" + number(kLayers) +
           ",\"heads\":" + number(kHeads) + ",\"kv_heads\":" + number(kKvHeads) + ",\"head_dim\":" + number(kDim) +
           ",\"norm_eps\":1e-5,\"rope_factor\":1.0," + "\"max_positions\":" + number(options.context * 2) +
           ",\"tied\":" + (options.tied ? "true" : "false") + "},\"defaults\":{\"context\":" + number(options.context) +
           ",\"block_size\":8,\"max_batch\":16,\"step_tokens\":32,\"kv\":\"int8\",\"memory_budget\":64000000}," +
-          (options.draft ? "\"draft\":{\"design\":\"recurrent\",\"widths\":[" + number(kDraftWide) + "," +
-                               number(kDraftWide) + "],\"vocab\":" + number(kDraftVocab) + "},"
+          (options.draft ? "\"draft\":{\"design\":\"recurrent\",\"widths\":[" + number(options.wide) + "," +
+                               number(options.wide) + "],\"vocab\":" + number(kDraftVocab) + "},"
                          : std::string()) +
           "\"files\":{\"model.safetensors\":{\"bytes\":" + std::to_string(weights.size()) + "}}}");
   return folder;

@@ -14,6 +14,7 @@ struct TinyOptions {
   int abi = 0;  // 0: the right one
   bool bias = false;
   bool draft = false;  // a draft head that proposes half of the vocabulary
+  int wide = 100;      // between an MLP's layers, in model and head; a multiple of 32 makes gates and ups interleaved
 };
 
 // Writes model.safetensors, manifest.json and tokenizer.json into a new folder; gives its path.
