@@ -23,7 +23,7 @@ constexpr double kForgetTrees = 0.98;  // per step with trees
 constexpr double kLongestStep = 4;     // with a tree, over one without
 constexpr double kPrior = 8;           // outcomes that the drafter's own probability counts for
 constexpr double kMostJudged = 400;
-constexpr double kFirstChance = 0.5;  // of a further level to be kept
+constexpr double kFirstChance = 0.8;  // of the likeliest token behind a node, before the head was asked
 constexpr int64_t kStale = 2048;  // steps after which a measured time says nothing of now: clocks and neighbours change
 
 void blend(double* value, double newest) {
@@ -202,8 +202,9 @@ bool DraftControl::trees_pay(int decoding, bool greedy) {
   return false;
 }
 
-bool DraftControl::deeper(double reach, int decoding, bool greedy) const {
-  return kFirstChance * reach * seconds_per_token(decoding, greedy) > later_draft();
+double DraftControl::follow_gain(double reach, int decoding, bool greedy) const {
+  const double row = std::max(0.0, seconds(decoding + kExploredRows) - seconds(decoding)) / kExploredRows;
+  return kFirstChance * reach * seconds_per_token(decoding, greedy) - row;
 }
 
 int DraftControl::rows(const std::vector<double>& reach, int decoding, bool greedy) {

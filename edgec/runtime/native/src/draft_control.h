@@ -52,8 +52,10 @@ class DraftControl {
   double likely(float chance, bool greedy) const;
   double likely(DraftSource source, int place) const { return sources_[static_cast<size_t>(source)].alpha[place]; }
   void judged(float chance, bool greedy, bool kept);
-  // Whether a further level pays, behind nodes whose probabilities of being kept add up to `reach`.
-  bool deeper(double reach, int decoding, bool greedy) const;
+  // Seconds that asking the head behind a node promises, less those of the row that it takes; not positive where the
+  // node isn't likely enough. And whether a further level pays that promises so much for all its nodes.
+  double follow_gain(double reach, int decoding, bool greedy) const;
+  bool deeper(double gain) const { return gain > later_draft(); }
   // How many rows to take, `reach` being theirs, descending.
   int rows(const std::vector<double>& reach, int decoding, bool greedy);
   // A step with trees, in which the head proposed or didn't: tokens of all decoding sequences, and the time of drafting

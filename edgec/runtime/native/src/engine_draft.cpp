@@ -154,8 +154,8 @@ void Engine::draft_levels() {
     std::memcpy(draft_states_.data() + r * hidden, draft_rows_[r].answer->hidden.data(), sizeof(float) * hidden);
   int levels = 0;
   double first = 0;
-  for (double reach = 1; !draft_rows_.empty() && levels < depth; ++levels) {
-    if (levels > 0 && config_.draft_length == 0 && !control_.deeper(reach, grown_.decoding, grown_.greedy)) break;
+  for (double gain = 0; !draft_rows_.empty() && levels < depth; ++levels) {
+    if (levels > 0 && config_.draft_length == 0 && !control_.deeper(gain)) break;
     std::swap(parent_states_, draft_states_);
     draft_states_.resize(draft_rows_.size() * hidden);
     draft_inputs_.resize(draft_rows_.size());
@@ -175,17 +175,17 @@ void Engine::draft_levels() {
                                    static_cast<uint32_t>(answer.hidden_of + static_cast<size_t>(levels)),
                                    config_.draft_width, &candidates_[r]);
     });
-    reach = grow(beam);
+    gain = grow(beam);
     if (levels == 0) first = now() - start;
   }
   draft_seconds_ += now() - start;
   control_.drafted(levels, first, now() - start);
 }
 
-// Candidates become nodes, and the likeliest of them the rows to follow. Returns the sum of their probabilities.
+// Candidates become nodes, and the likeliest of them the rows to follow. Returns the seconds that these promise.
 double Engine::grow(size_t beam) {
   std::vector<DraftRow> next;
-  double reach = 0;
+  double gain = 0;
   for (size_t r = 0; r < draft_rows_.size();) {
     Answer* answer = draft_rows_[r].answer;
     const bool greedy = answer->request->params.greedy();
@@ -196,12 +196,14 @@ double Engine::grow(size_t beam) {
                          control_.likely(candidate.probability, greedy), r);
     if (answer->tree.nodes().size() == before) continue;  // a head that gives NaN proposes nothing
     for (const int32_t node : answer->tree.frontier(beam, static_cast<size_t>(answer->proposed))) {
-      reach += answer->tree.nodes()[node].reach;
+      const double own = control_.follow_gain(answer->tree.nodes()[node].reach, grown_.decoding, grown_.greedy);
+      if (own <= 0 && config_.draft_length == 0) break;  // those behind it are less likely
+      gain += own;
       next.push_back({answer, node, answer->tree.nodes()[node].state});
     }
   }
   draft_rows_ = std::move(next);
-  return reach;
+  return gain;
 }
 
 // The likeliest nodes of all trees become proposals: as many as pay, or as there is room for.

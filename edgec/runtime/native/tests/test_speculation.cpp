@@ -477,7 +477,7 @@ struct Grove {
       double time = 0, run = 1;
       const bool asks = control.trees_pay(decoding, true);
       for (int level = 0; asks && level < 8; ++level) {
-        if (level > 0 && !control.deeper(run * decoding, decoding, true)) break;
+        if (level > 0 && !control.deeper(decoding * control.follow_gain(run, decoding, true))) break;
         run *= control.likely(chance, true);
         for (int i = 0; i < decoding; ++i) reach.push_back(run);
         time += draft_cost;
@@ -532,6 +532,18 @@ TEST(draft_control_is_not_misled_by_a_machine_that_slows_down) {
     const Grove hardly(0.3, 0.2, 0.3, 0.9f, 1, phase, 1.5);
     CHECK(hardly.asked < 400);
   }
+}
+
+TEST(draft_control_follows_nodes_that_promise_more_than_their_rows_cost) {
+  DraftControl control(0);
+  for (int i = 0; i < 50; ++i)
+    for (const int rows : {1, 9}) control.stepped(rows, rows == 1 ? 1.0 : 1.8);  // a row more costs a tenth of a step
+  // A token is worth a step until speculation was seen to be faster.
+  CHECK(control.follow_gain(0.5, 1, true) > 0.25);
+  CHECK(control.follow_gain(0.1, 1, true) < 0);
+  control.drafted(1, 0.2, 0.2);
+  CHECK(control.deeper(0.21));
+  CHECK(!control.deeper(0.19));
 }
 
 TEST(draft_tree_keeps_branches_together) {
