@@ -11,7 +11,7 @@ constexpr double kPaceBlend = 0.3, kMostPace = 2.0;  // of the newest step; and 
 constexpr double kForget = 0.98;                     // per step, of the line through steps
 constexpr double kRowShare = 0.1;     // of a pass with one row that another one costs, until two sizes have been seen
 constexpr double kDraftShare = 0.08;  // of a pass that one proposal costs, until one has been made
-constexpr double kMargin = 1.02;      // what it has to gain, so that noise doesn't switch it on
+constexpr double kMargin = 1.02;      // what it has to gain, so that neither noise nor what isn't timed decides
 constexpr int32_t kFirstRest = 32, kLongestRest = 512;  // steps between trials
 constexpr int kTrial = 3;
 constexpr int32_t kTreeTrial = 32;     // sequences' steps: fewer say little, an answer being a matter of luck
@@ -192,7 +192,7 @@ bool DraftControl::trees_pay(int decoding, bool greedy) {
   const Rate& rate = crowd.by_head;
   if (rate.steps * decoding < kTreeTrial) return true;
   if (decoding <= kMostRows && steps_ - step_measured_[static_cast<size_t>(decoding)] > kPlainAgain) return false;
-  if (rate.tokens / rate.seconds > decoding / seconds(decoding)) {
+  if (rate.tokens / rate.seconds > kMargin * decoding / seconds(decoding)) {
     crowd.backoff = kFirstRest;
     return true;
   }
