@@ -201,6 +201,20 @@ TEST(kernels_extreme_attention_does_not_overflow) {
   }
 }
 
+TEST(kernels_quantising_keeps_a_row_that_is_no_number_one) {
+  for (const Kernels* set : usable_kernels())
+    for (const int count : {32, 40}) {
+      const std::vector<float> x(count, std::nanf(""));
+      std::vector<int8_t> values(64);
+      float scales[2] = {0, 0};
+      int32_t offsets[2];
+      set->quantize(x.data(), count, {values.data(), scales, offsets, 1, 64}, 0, 0);
+      CHECK(std::isnan(scales[0]));
+      CHECK(count == 32 || std::isnan(scales[1]));
+      for (const int8_t value : values) CHECK(value == -127 || value == 0);  // sums stay in their range
+    }
+}
+
 TEST(kernels_float_parts_equal_plain_cpp) {
   for (const Kernels* set : others()) {
     for (int count : {1, 7, 8, 20, 72}) {
