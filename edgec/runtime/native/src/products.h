@@ -19,11 +19,7 @@ class Products {
   template <typename Make>
   void multiply(const Linear& linear, const float* x, size_t x_stride, int rows, float* y, size_t y_stride,
                 const Make& make) {
-    start(linear, rows, &inputs_);
-    each_row(rows, [&](int r) {
-      make(r);
-      if (linear.has_int8) kernels_.quantize(x + r * x_stride, linear.k, inputs_, r, 0);
-    });
+    take_inputs(linear, x, x_stride, rows, make);
     multiply_started(linear, inputs_, x, x_stride, rows, y, y_stride);
   }
 
@@ -41,11 +37,7 @@ class Products {
       });
       return;
     }
-    start(gate_up, rows, &inputs_);
-    each_row(rows, [&](int r) {
-      make(r);
-      kernels_.quantize(x + r * x_stride, gate_up.k, inputs_, r, 0);
-    });
+    take_inputs(gate_up, x, x_stride, rows, make);
     start(down, rows, &gated_);
     gate_by_groups(gate_up, rows, between);
     multiply_started(down, gated_, between, wide, rows, y, y_stride);
@@ -68,6 +60,15 @@ class Products {
   static void start(const Linear& linear, int rows, QuantizedRows* inputs) {
     inputs->rows = rows;
     inputs->k = linear.padded;
+  }
+  // make(row), and what INT8 weights want of the row.
+  template <typename Make>
+  void take_inputs(const Linear& linear, const float* x, size_t x_stride, int rows, const Make& make) {
+    start(linear, rows, &inputs_);
+    each_row(rows, [&](int r) {
+      make(r);
+      if (linear.has_int8) kernels_.quantize(x + r * x_stride, linear.k, inputs_, r, 0);
+    });
   }
   void gate_by_groups(const Linear& gate_up, int rows, float* between);
   // `x` is what was quantised, for the parts whose weights are float.
