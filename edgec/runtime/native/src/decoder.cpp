@@ -174,24 +174,36 @@ void Decoder::gather_branch(const Batch& batch, const Batch::Row& row, int layer
   }
 }
 
+// Tiles of attention as tall as leaves two pieces for each thread; those of one sequence as even as can be, since
+// threads share them by number.
+void Decoder::choose_tiles(const Batch& batch) {
+  const int rows = static_cast<int>(batch.rows.size());
+  int tallest = kAttentionRows;
+  while (tallest > 1 && (rows + tallest - 1) / tallest * model_.kv_heads < 2 * threads_.threads()) tallest /= 2;
+  tiles_.clear();
+  for (int first = 0, end; first < rows; first = end) {
+    const int sequence = batch.rows[first].sequence;
+    for (end = first; end < rows && batch.rows[end].sequence == sequence;) ++end;
+    for (int tiles = (end - first + tallest - 1) / tallest; tiles > 0; --tiles) {
+      const int own = (end - first + tiles - 1) / tiles;
+      tiles_.push_back({first, own, sequence});
+      first += own;
+    }
+  }
+}
+
 void Decoder::forward(const Batch& batch) {
   const int rows = static_cast<int>(batch.rows.size()), hidden = model_.hidden_size;
   if (rows == 0) return;
   require(rows <= max_rows_, EDGEC_INTERNAL, "a batch is larger than its buffers");
 
-  // Tiles as tall as leaves two pieces of attention for each thread.
-  int tallest = kAttentionRows;
-  while (tallest > 1 && (rows + tallest - 1) / tallest * model_.kv_heads < 2 * threads_.threads()) tallest /= 2;
-  tiles_.clear();
   positions_.clear();
   for (int r = 0; r < rows; ++r) {
     const Batch::Row& row = batch.rows[r];
     positions_.push_back(row.position);
     weights_.embed(row.token, x_ + static_cast<size_t>(r) * hidden);
-    if (tiles_.empty() || tiles_.back().sequence != row.sequence || tiles_.back().rows == tallest)
-      tiles_.push_back({r, 0, row.sequence});
-    tiles_.back().rows += 1;
   }
+  choose_tiles(batch);
 
   const size_t q = static_cast<size_t>(model_.heads) * model_.head_dim;
   const auto add_delta = [&](int r) {

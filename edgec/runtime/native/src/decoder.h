@@ -64,6 +64,7 @@ class Decoder {
   };
   struct Buffers;
 
+  void choose_tiles(const Batch& batch);
   void attend(const Batch& batch, int layer);
   void gather_branch(const Batch& batch, const Batch::Row& row, int layer, int kv_head, uint8_t* tail);
   void rotate(int position, float* heads, int count);  // RoPE, in place
