@@ -58,13 +58,13 @@ class DraftHeadOptions(Options):
     prompts: str | None = Field(None, description="a file of prompts to ask as well, one a line")
     texts: tuple[TextOptions, ...] = Field((), description="texts to go on with, from anywhere in them")
     held_out: int = Field(40, ge=4, description="rows of held-out prompts that acceptance is measured on")
-    epochs: int = Field(2, ge=1, description="passes over what was written")
+    epochs: int = Field(4, ge=1, description="passes over what was written")
     lr: float = Field(1.5e-3, gt=0, description="the greatest learning rate")
     unroll: int = Field(3, ge=1, le=8, description="drafts of a run that are trained")
     feature: float = Field(
         0.0, ge=0, description="weight of guessing the model's next hidden states, too, as EAGLE does"
     )
-    window: int = Field(128, ge=16, description="tokens of a piece in training; at most `length`")
+    window: int = Field(64, ge=16, description="tokens of a piece in training; at most `length`")
     batch: int = Field(4, ge=1, description="pieces of a training step")
     writer: Literal["auto", "engine", "torch"] = Field(
         "auto",
