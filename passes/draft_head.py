@@ -7,12 +7,12 @@ acceptance of each draft of a run, on prompts that were held out.
 
 from __future__ import annotations
 
+import shutil
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from pydantic import Field
 
@@ -102,15 +102,11 @@ def draft_head(model: Model, options: DraftHeadOptions, context: Context) -> Mod
     own_bytes = model_bytes(model)
     _check_share(build(llama.config, shape), own_bytes, options)
     torch.set_num_threads(max(1, context.threads))
-    precision = options.precision if options.precision != "auto" else _best_precision()
-    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    prompts, ends = _prompts(task, options)
-    folder = task.context.model_dir
-    assert folder is not None  # where _prompts found the tokenizer
+    device, asking = _device(), _asking(task, options)
     with context.timed("writing"):
-        texts, held = _write(llama, device, precision, prompts, ends, folder, options, context)
+        texts, held = _write(llama, asking, options, context)
     exact = dense_copy(llama, torch.float32).to(device)
-    frozen = Frozen.of(exact, choose_vocabulary(texts, shape.vocab, ends, llama.config.vocab_size))
+    frozen = Frozen.of(exact, choose_vocabulary(texts, shape.vocab, asking.ends, llama.config.vocab_size))
     torch.manual_seed(context.seed)
     head = build(llama.config, shape).to(device)
     start_from(head, frozen, texts)
@@ -118,7 +114,7 @@ def draft_head(model: Model, options: DraftHeadOptions, context: Context) -> Mod
         losses = train_head(
             head, frozen, texts,
             epochs=options.epochs, lr=options.lr, unroll=options.unroll, window=min(options.window, options.length),
-            batch=options.batch, precision=precision, feature=options.feature, seed=context.seed,
+            batch=options.batch, precision=_precision(options), feature=options.feature, seed=context.seed,
             file=context.work / "draft_head.training.pt",
             on_step=lambda done, total, loss: context.progress(done, total, f"training the head, loss {loss:.3f}"),
         )  # fmt: skip
@@ -157,18 +153,33 @@ def _check_share(head: Head, own_bytes: int, options: DraftHeadOptions) -> None:
         )
 
 
-def _best_precision() -> Literal["float32", "bfloat16"]:
-    """bfloat16 where it is multiplied in hardware; elsewhere PyTorch emulates it, far slower than float32."""
+def _device() -> torch.device:
     import torch
 
+    return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+
+
+def _precision(options: DraftHeadOptions) -> Precision:
+    """`auto`: bfloat16 where it is multiplied in hardware; elsewhere PyTorch emulates it, far slower than float32."""
+    import torch
+
+    if options.precision != "auto":
+        return options.precision
     if torch.cuda.is_available():
         return "bfloat16" if torch.cuda.is_bf16_supported() else "float32"
     capable = getattr(torch.cpu, "_is_avx512_bf16_supported", None)
     return "bfloat16" if capable is not None and capable() else "float32"
 
 
-def _prompts(task: CausalLm, options: DraftHeadOptions) -> tuple[Prompts, tuple[int, ...]]:
-    """What draws prompts, and the tokens that end an answer."""
+class _Asking(NamedTuple):
+    """What draws prompts, the tokens that end an answer, and the folder of the tokenizer's files."""
+
+    prompts: Prompts
+    ends: tuple[int, ...]
+    tokenizer: Path
+
+
+def _asking(task: CausalLm, options: DraftHeadOptions) -> _Asking:
     import json
 
     from edgec.decoder import turn_ends
@@ -201,18 +212,11 @@ def _prompts(task: CausalLm, options: DraftHeadOptions) -> tuple[Prompts, tuple[
         listed=listed,
     )
     added = json.loads((folder / "tokenizer.json").read_bytes()).get("added_tokens", ())
-    return prompts, turn_ends(added, settings)
+    return _Asking(prompts, turn_ends(added, settings), folder)
 
 
 def _write(
-    llama: Llama,
-    device: torch.device,
-    precision: Precision,
-    prompts: Prompts,
-    ends: tuple[int, ...],
-    tokenizer: Path,
-    options: DraftHeadOptions,
-    context: Context,
+    llama: Llama, asking: _Asking, options: DraftHeadOptions, context: Context
 ) -> tuple[list[Streams], list[Streams]]:
     """(texts to learn from, held-out ones). Each piece is kept, so that a killed build goes on behind it."""
     from .draft_head_text import write_streams
@@ -226,17 +230,17 @@ def _write(
         context.progress(before * options.length + rows * position, total, "the model writes")
 
     if not all(file.is_file() for file in files):
-        with _writer(llama, device, precision, ends, tokenizer, max(sizes), options, context) as writer:
+        with _writer(llama, asking, max(sizes), options, context) as writer:
             for index, (rows, file) in enumerate(zip(sizes, files, strict=True)):
                 if file.is_file():
                     continue
                 seed = context.seed * (pieces + 1) + index
                 streams = write_streams(
                     writer,
-                    prompts.draw(seed, held_out=index == pieces),
+                    asking.prompts.draw(seed, held_out=index == pieces),
                     length=options.length,
                     temperatures=[TEMPERATURES[i % len(TEMPERATURES)] for i in range(rows)],
-                    ends=ends,
+                    ends=asking.ends,
                     longest=options.longest,
                     seed=seed,
                     on_step=partial(progress, sum(sizes[:index]), rows),
@@ -247,16 +251,7 @@ def _write(
 
 
 @contextmanager
-def _writer(
-    llama: Llama,
-    device: torch.device,
-    precision: Precision,
-    ends: tuple[int, ...],
-    tokenizer: Path,
-    rows: int,
-    options: DraftHeadOptions,
-    context: Context,
-) -> Iterator[Writer]:
+def _writer(llama: Llama, asking: _Asking, rows: int, options: DraftHeadOptions, context: Context) -> Iterator[Writer]:
     """What the model writes on, for up to `rows` rows.
 
     Raises:
@@ -277,7 +272,7 @@ def _writer(
             hint="put `quantize: {scheme: weight-only}` before draft_head, or give it `writer: torch`",
             reason=Reason.BAD_OPTION,
         )
-    on_engine = options.writer == "engine" or (options.writer == "auto" and quantized and device.type == "cpu")
+    on_engine = options.writer == "engine" or (options.writer == "auto" and quantized and _device().type == "cpu")
     if on_engine and options.writer == "auto":
         try:
             compiled()
@@ -285,14 +280,17 @@ def _writer(
             on_engine = False
             context.note(f"the model writes in PyTorch, which takes longer: {error.message}")
     if not on_engine:
-        wide = dense_copy(llama, torch.bfloat16 if precision == "bfloat16" else torch.float32).to(device)
-        yield TorchWriter(wide, options.length)
+        dtype = torch.bfloat16 if _precision(options) == "bfloat16" else torch.float32
+        yield TorchWriter(dense_copy(llama, dtype).to(_device()), options.length)
         return
-    context.work.mkdir(parents=True, exist_ok=True)
-    with TemporaryDirectory(dir=context.work) as folder:
-        native_files(llama, ends, tokenizer, Path(folder))
-        with EngineWriter(Path(folder), rows, options.length, context.threads) as writer:
+    folder = context.work / "writer"
+    shutil.rmtree(folder, ignore_errors=True)  # of a build that was killed
+    native_files(llama, asking.ends, asking.tokenizer, folder)
+    try:
+        with EngineWriter(folder, rows, options.length, context.threads) as writer:
             yield writer
+    finally:
+        shutil.rmtree(folder)
 
 
 def _keep(streams: Streams, path: Path) -> None:
