@@ -14,7 +14,7 @@ import torch
 from edgec.passes.draft_head import DraftHeadOptions, draft_head
 from edgec.passes.draft_head_prompts import KOREAN, SUBJECTS, TASKS, Prompts
 from edgec.passes.draft_head_text import Streams, _draw, dense_copy, write_streams
-from edgec.passes.draft_head_train import Frozen, choose_vocabulary, measure, start_from, train_head
+from edgec.passes.draft_head_train import Frozen, _loss, choose_vocabulary, measure, start_from, train_head
 from edgec.passes.draft_head_writers import EngineWriter, TorchWriter, Writer, native_files
 from edgec.passes.quantize_weights import quantizable, quantize_layers
 
@@ -316,6 +316,33 @@ def learn(head: Head, frozen: Frozen, texts: list[Streams], file: Path, stop: in
         epochs=26, lr=1e-2, unroll=2, window=32, batch=4, precision="float32", feature=0.1, seed=0, file=file,
         on_step=on_step,
     )  # fmt: skip
+
+
+@DESIGNS
+def test_the_loss_is_cross_entropy_by_step_the_later_ones_over_half_of_the_pieces(
+    target: Llama, streams: Streams, shape: DraftShape
+) -> None:
+    shape = dataclasses.replace(shape, vocab=224)
+    frozen = Frozen.of(target, choose_vocabulary([streams], 224, (7, 8), VOCAB))
+    head = randomised(build(target.config, shape))
+    pieces = [t[:4, :32] for t in (streams.hidden.float(), streams.tokens.long(), streams.starts, streams.normalisers)]
+    with torch.no_grad():
+        given = float(_loss(head, frozen, *pieces, unroll=3, feature=0.5))
+        wanted = 0.0
+        for step, share in ((1, 1.0), (2, 0.8), (3, 0.64)):
+            crosses, distances, lengths = [], [], []
+            for hidden, tokens, starts, normalisers in list(zip(*pieces, strict=True))[: 4 if step == 1 else 2]:
+                states = head.unroll(hidden[None, :-1], target.embed_tokens.weight[tokens[None, 1:]], step)[-1][0]
+                for t in range(32 - step):
+                    if starts[t] != starts[t + step]:
+                        continue
+                    p = (frozen.rows @ hidden[t + step] - normalisers[t + step]).exp()
+                    crosses.append(-(p * torch.log_softmax(head.logits(states[t]), -1)).sum())
+                    distances.append((states[t] - hidden[t + step]).pow(2).mean())
+                    lengths.append(hidden[t + step].pow(2).mean())
+            apart = sum(distances) / sum(lengths)
+            wanted += share * (float(sum(crosses)) / len(crosses) + 0.5 * float(apart))
+    assert given == pytest.approx(wanted / 2.44, rel=1e-4)
 
 
 @pytest.mark.slow

@@ -31,6 +31,8 @@ void blend(double* value, double newest) {
   *value = *value == 0.0 ? newest : *value + kBlend * (std::min(newest, 2.0 * *value) - *value);
 }
 
+int32_t longer(int32_t rest) { return std::min(2 * rest, kLongestRest); }
+
 }  // namespace
 
 DraftControl::Source::Source(double first) : backoff(kFirstRest) {
@@ -134,8 +136,7 @@ int DraftControl::length(DraftSource source, int proposing, int decoding) {
     s.backoff = kFirstRest;
     s.countdown = kFirstRest;
   } else if (--s.countdown < 0) {
-    s.backoff = std::min(2 * s.backoff, kLongestRest);
-    s.countdown = s.backoff;
+    s.countdown = s.backoff = longer(s.backoff);
     length = kTrial;
   }
   return latest_ = length;
@@ -198,7 +199,7 @@ bool DraftControl::trees_pay(int decoding, bool greedy) {
   }
   crowd.by_head = Rate();
   crowd.rest = crowd.backoff;
-  crowd.backoff = std::min(2 * crowd.backoff, kLongestRest);
+  crowd.backoff = longer(crowd.backoff);
   return false;
 }
 
