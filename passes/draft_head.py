@@ -58,7 +58,7 @@ class DraftHeadOptions(Options):
     prompts: str | None = Field(None, description="a file of prompts to ask as well, one a line")
     texts: tuple[TextOptions, ...] = Field((), description="texts to go on with, from anywhere in them")
     held_out: int = Field(40, ge=4, description="rows of held-out prompts that acceptance is measured on")
-    epochs: int = Field(4, ge=1, description="passes over what was written")
+    epochs: int = Field(2, ge=1, description="passes over what was written")
     lr: float = Field(1.5e-3, gt=0, description="the greatest learning rate")
     unroll: int = Field(3, ge=1, le=8, description="drafts of a run that are trained")
     feature: float = Field(
