@@ -213,7 +213,7 @@ def _loss(
         if feature:
             ahead = hidden[:rows, i : i + count][same]
             distance = distance + share * (kept[-1].float() - ahead).pow(2).mean() / ahead.pow(2).mean()
-    # One product for all steps: reading and summing the output layer's gradients takes as long as half the arithmetic.
+    # One product for all steps: the output layer, most of the weights, and its gradient go through memory once.
     log_q = functional.log_softmax(head.logits(torch.cat(kept)).float(), -1)
     cross = -(torch.cat(answers) * log_q).sum(-1)
     total = (torch.cat(weights) * cross).sum() + feature * distance
