@@ -51,7 +51,7 @@ class DraftHeadOptions(Options):
     widths: tuple[int, ...] = Field((1024, 1024), min_length=1, description="inner widths of its blocks, in order")
     vocabulary: int = Field(6144, description="tokens that it can propose: the most frequent ones")
     max_share: float = Field(0.08, gt=0, le=1, description="the greatest share of the model's bytes that it may take")
-    tokens: int = Field(1_310_720, ge=1024, description="tokens that the model writes for it to learn from")
+    tokens: int = Field(1_048_576, ge=1024, description="tokens that the model writes for it to learn from")
     rows: int = Field(128, ge=4, description="texts that the model writes side by side")
     length: int = Field(256, ge=32, description="tokens of such a text's row, of several prompts and answers")
     longest: int = Field(200, ge=1, description="tokens of an answer, at most")
@@ -64,7 +64,7 @@ class DraftHeadOptions(Options):
     feature: float = Field(
         0.0, ge=0, description="weight of guessing the model's next hidden states, too, as EAGLE does"
     )
-    window: int = Field(64, ge=16, description="tokens of a piece in training; at most `length`")
+    window: int = Field(128, ge=16, description="tokens of a piece in training; at most `length`")
     batch: int = Field(4, ge=1, description="pieces of a training step")
     writer: Literal["auto", "engine", "torch"] = Field(
         "auto",

@@ -2,8 +2,7 @@
 
 At step i the head's distribution q_i is held to the target's own p(· | x_≤t+i), restricted to the draft vocabulary but
 not renormalised: where the target wants a token that can't be drafted, there is nothing to learn. Tokens are the
-text's, since a draft that was wrong ends its run anyway; later steps weigh less, as they are reached less often, and
-are trained on half of the text.
+text's, since a draft that was wrong ends its run anyway; later steps weigh less, as they are reached less often.
 """
 
 from __future__ import annotations
@@ -201,37 +200,20 @@ def _loss(
     embedded = functional.embedding(tokens[:, 1:], frozen.embedding).float()  # of x_{t+1}
     with torch.no_grad():
         wanted = (functional.linear(hidden, frozen.rows).float() - normalisers[..., None]).exp()  # (B, W, V_d)
-    kept, answers, weights, distance = [], [], [], torch.zeros((), device=device)
-    for i, state in enumerate(_unroll(head, hidden[:, :-1], embedded, unroll), 1):
+    total, weights = torch.zeros((), device=device), 0.0
+    for i, state in enumerate(head.unroll(hidden[:, :-1], embedded, unroll), 1):
         # The state of position t after step i answers for position t + i, if both are of one text.
-        rows, count = state.shape[:2]
-        same = (starts[:rows, i:] == starts[:rows, : starts.shape[1] - i])[:, :count]
-        kept.append(state[same])
-        answers.append(wanted[:rows, i : i + count][same])
-        share = STEP_WEIGHT ** (i - 1)
-        weights.append(torch.full((len(kept[-1]),), share / max(1, len(kept[-1])), device=device))
+        count = state.shape[1]
+        same = (starts[:, i:] == starts[:, : starts.shape[1] - i])[:, :count]
+        log_q = functional.log_softmax(head.logits(state[same]).float(), -1)
+        cross = -(wanted[:, i : i + count][same] * log_q).sum(-1)
+        step = cross.mean()
         if feature:
-            ahead = hidden[:rows, i : i + count][same]
-            distance = distance + share * (kept[-1].float() - ahead).pow(2).mean() / ahead.pow(2).mean()
-    # One product for all steps: the output layer, most of the weights, and its gradient go through memory once.
-    log_q = functional.log_softmax(head.logits(torch.cat(kept)).float(), -1)
-    cross = -(torch.cat(answers) * log_q).sum(-1)
-    total = (torch.cat(weights) * cross).sum() + feature * distance
-    return total / sum(STEP_WEIGHT**i for i in range(unroll))
-
-
-def _unroll(head: Head, hidden: torch.Tensor, embedded: torch.Tensor, steps: int) -> list[torch.Tensor]:
-    """States after each step as `Head.unroll` gives them: after the first of all pieces, then of the first half.
-
-    All steps share their weights, and the first is reached most often: what it learns from more text, the others know.
-    """
-    import torch
-
-    far = max(1, len(hidden) // 2)
-    states = head.unroll(hidden[:far], embedded[:far], steps)
-    if far < len(hidden):
-        states[0] = torch.cat((states[0], head.unroll(hidden[far:], embedded[far:], 1)[0]))
-    return states
+            ahead = hidden[:, i : i + count][same]
+            step = step + feature * (state[same].float() - ahead).pow(2).mean() / ahead.pow(2).mean()
+        total = total + STEP_WEIGHT ** (i - 1) * step
+        weights += STEP_WEIGHT ** (i - 1)
+    return total / weights
 
 
 @dataclass(frozen=True)
