@@ -284,9 +284,10 @@ def _writer(llama: Llama, asking: _Asking, rows: int, options: DraftHeadOptions,
         yield TorchWriter(dense_copy(llama, dtype).to(_device()), options.length)
         return
     folder = context.work / "writer"
-    shutil.rmtree(folder, ignore_errors=True)  # of a build that was killed
-    native_files(llama, asking.ends, asking.tokenizer, folder)
+    if folder.exists():  # of a build that was killed
+        shutil.rmtree(folder)
     try:
+        native_files(llama, asking.ends, asking.tokenizer, folder)
         with EngineWriter(folder, rows, options.length, context.threads) as writer:
             yield writer
     finally:
