@@ -123,6 +123,23 @@ EDGEC_INLINE float sum8(const float* x, size_t count) {
   return add_lanes(acc);
 }
 
+// `x` within [low, high]; NaN stays. Compilers don't make the processor's minimum and maximum of such comparisons.
+template <typename Floats>
+EDGEC_INLINE Floats clamp_lanes(Floats x, Floats low, Floats high) {
+  x = x > high ? high : x;
+  return x < low ? low : x;
+}
+#if defined(__AVX2__)
+EDGEC_INLINE Vec8 clamp_lanes(Vec8 x, Vec8 low, Vec8 high) {
+  return (Vec8)_mm256_max_ps((__m256)low, _mm256_min_ps((__m256)high, (__m256)x));
+}
+#endif
+#if defined(__AVX512F__)
+EDGEC_INLINE Vec16 clamp_lanes(Vec16 x, Vec16 low, Vec16 high) {
+  return (Vec16)_mm512_max_ps((__m512)low, _mm512_min_ps((__m512)high, (__m512)x));
+}
+#endif
+
 // e^x within 2 ulp; 0 below −87.3, and the greatest finite value's neighbourhood above 88. N vectors side by side: of
 // one alone, each operation waits for the one before it.
 template <typename Floats, typename Ints, int N>
@@ -133,8 +150,7 @@ EDGEC_INLINE void exp_lanes(Floats (&x)[N]) {
   Ints under[N];
   Floats n[N], p[N];
   for (int i = 0; i < N; ++i) under[i] = x[i] < low;
-  for (int i = 0; i < N; ++i) x[i] = x[i] > high ? high : x[i];
-  for (int i = 0; i < N; ++i) x[i] = x[i] < low ? low : x[i];
+  for (int i = 0; i < N; ++i) x[i] = clamp_lanes(x[i], low, high);
   for (int i = 0; i < N; ++i) n[i] = (x[i] * 1.44269504088896341f + magic) - magic;
   for (int i = 0; i < N; ++i) x[i] = x[i] - n[i] * 0.693359375f;
   for (int i = 0; i < N; ++i) x[i] = x[i] - n[i] * -2.12194440e-4f;
