@@ -209,21 +209,25 @@ void Decoder::forward(const Batch& batch) {
   const auto add_delta = [&](int r) {
     kernels_.add(x_ + static_cast<size_t>(r) * hidden, delta_ + static_cast<size_t>(r) * hidden, hidden);
   };
-  const auto normalize = [&](int r, const float* weight) {
-    kernels_.rms_norm(x_ + static_cast<size_t>(r) * hidden, weight, model_.norm_eps, hidden,
-                      normed_ + static_cast<size_t>(r) * hidden);
+  // What only INT8 products want is quantised as soon as a row is there, so that one row's memory does for all of them.
+  const auto stride_for = [&](const Linear& linear) {
+    return linear.has_float || !Products::in_turn(rows) ? static_cast<size_t>(hidden) : 0;
+  };
+  const auto normalize = [&](int r, const float* weight, size_t stride) {
+    kernels_.rms_norm(x_ + static_cast<size_t>(r) * hidden, weight, model_.norm_eps, hidden, normed_ + r * stride);
   };
   for (int i = 0; i < model_.layers; ++i) {
     const LayerWeights& layer = weights_.layers[i];
-    products_.multiply(layer.qkv, normed_, hidden, rows, qkv_, qkv_stride_, [&](int r) {
+    const size_t for_qkv = stride_for(layer.qkv), for_mlp = stride_for(layer.gate_up);
+    products_.multiply(layer.qkv, normed_, for_qkv, rows, qkv_, qkv_stride_, [&](int r) {
       if (i > 0) add_delta(r);
-      normalize(r, layer.attention_norm);
+      normalize(r, layer.attention_norm, for_qkv);
     });
     attend(batch, i);
     products_.multiply(layer.out, attended_, q, rows, delta_, hidden, [](int) {});
-    products_.multiply_gated(layer.gate_up, layer.down, normed_, hidden, rows, gate_up_, delta_, hidden, [&](int r) {
+    products_.multiply_gated(layer.gate_up, layer.down, normed_, for_mlp, rows, gate_up_, delta_, hidden, [&](int r) {
       add_delta(r);
-      normalize(r, layer.mlp_norm);
+      normalize(r, layer.mlp_norm, for_mlp);
     });
   }
   products_.each_row(rows, add_delta);

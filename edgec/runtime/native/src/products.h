@@ -46,8 +46,7 @@ class Products {
   // body(row) for every row, some hundred nanoseconds each, on all threads where that pays.
   template <typename Body>
   void each_row(int rows, const Body& body) {
-    constexpr int kPerPiece = 16;  // a line of the cache holds so many rows' quantised values
-    if (rows < 2 * kPerPiece) {    // handing it out would cost more than it saves
+    if (in_turn(rows)) {
       for (int r = 0; r < rows; ++r) body(r);
       return;
     }
@@ -56,7 +55,12 @@ class Products {
     });
   }
 
+  // Where each_row goes through so many rows one after the other: handing them out would cost more than it saves.
+  static bool in_turn(int rows) { return rows < 2 * kPerPiece; }
+
  private:
+  static constexpr int kPerPiece = 16;  // a line of the cache holds so many rows' quantised values
+
   static void start(const Linear& linear, int rows, QuantizedRows* inputs) {
     inputs->rows = rows;
     inputs->k = linear.padded;

@@ -62,6 +62,7 @@ class Weights::Packer {
       part.offset = linear.n;
       part.is_float = !int8;
       linear.has_int8 = linear.has_int8 || int8;
+      linear.has_float = linear.has_float || !int8;
       linear.n += int8 ? part.int8.n : part.floats.n;
       linear.parts.push_back(part);
     }

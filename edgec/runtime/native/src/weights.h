@@ -26,7 +26,7 @@ struct Linear {
   int n = 0;       // outputs
   int k = 0;       // inputs
   int padded = 0;  // k, padded to groups
-  bool has_int8 = false;
+  bool has_int8 = false, has_float = false;  // parts
   // Of gate and up: outputs lie in groups (kGroup) of gates, each before the group of their ups.
   bool interleaved = false;
 };
