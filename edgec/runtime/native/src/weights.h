@@ -23,9 +23,9 @@ struct Linear {
     FloatMatrix floats;
   };
   std::vector<Part> parts;
-  int n = 0;       // outputs
-  int k = 0;       // inputs
-  int padded = 0;  // k, padded to groups
+  int n = 0;                                 // outputs
+  int k = 0;                                 // inputs
+  int padded = 0;                            // k, padded to groups
   bool has_int8 = false, has_float = false;  // parts
   // Of gate and up: outputs lie in groups (kGroup) of gates, each before the group of their ups.
   bool interleaved = false;
