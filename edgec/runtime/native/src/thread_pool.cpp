@@ -120,10 +120,15 @@ void ThreadPool::run_shared(int pieces, Call call, const void* context) {
 
 bool ThreadPool::help(int thread) {
   const size_t count = ranges_.size();
+  uint32_t job = 0;
   for (size_t i = 0; i < count; ++i) {
     const bool own = i == 0;
     std::atomic<uint64_t>& word = ranges_[(static_cast<size_t>(thread) + i) % count].word;
     uint64_t seen = word.load(std::memory_order_acquire);
+    if (own)
+      job = job_of(seen);
+    else if (job_of(seen) != job)
+      continue;  // a new job, whose range for this thread will be there in a moment: what others have is not for it
     uint32_t first = 0, take = 0;
     while (!empty(seen)) {
       const uint32_t next = next_of(seen), end = end_of(seen);

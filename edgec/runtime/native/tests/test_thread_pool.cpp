@@ -1,5 +1,7 @@
-// Jobs are done once each, while workers read ahead or not; and nobody reads what has been forgotten.
+// Jobs are done once each, while workers read ahead or not, each thread's own pieces by it first; and nobody reads what
+// has been forgotten.
 #include <atomic>
+#include <thread>
 #include <vector>
 
 #include "check.h"
@@ -35,6 +37,22 @@ TEST(thread_pool_does_its_jobs_while_workers_read_ahead) {
       pool.forget_ahead();
     }
     CHECK(runs_each_once(&pool, 100));
+  }
+}
+
+// What a core has read stays with it only if a thread begins with its own pieces, even when it sees others' first.
+TEST(thread_pool_gives_a_thread_its_own_piece_before_others) {
+  for (const int threads : {2, 3}) {
+    ThreadPool pool(threads);
+    for (int round = 0; round < 300; ++round) {
+      std::atomic<int> begun{0}, elsewhere{0};
+      pool.run(threads, [&](int piece, int thread) {
+        elsewhere += piece != thread;
+        ++begun;
+        while (begun < threads) std::this_thread::yield();  // nobody takes a second one
+      });
+      CHECK(elsewhere == 0);
+    }
   }
 }
 
