@@ -15,7 +15,8 @@ class Products {
   Products(const Kernels& kernels, ThreadPool& threads, size_t rows, size_t widest);
   static size_t bytes(size_t rows, size_t widest);  // of its buffers
 
-  // y (rows, y_stride) = linear · x (rows, x_stride), after make(row) has computed each row of x.
+  // y (rows, y_stride) = linear · x (rows, x_stride), after make(row) has computed each row of x. Where no part is
+  // float and the rows are taken in turn, a row is not read again once the next one is made: x_stride may be 0 then.
   template <typename Make>
   void multiply(const Linear& linear, const float* x, size_t x_stride, int rows, float* y, size_t y_stride,
                 const Make& make) {

@@ -131,7 +131,7 @@ EDGEC_INLINE Floats clamp_lanes(Floats x, Floats low, Floats high) {
 }
 #if defined(__AVX2__)
 EDGEC_INLINE Vec8 clamp_lanes(Vec8 x, Vec8 low, Vec8 high) {
-  return (Vec8)_mm256_max_ps((__m256)low, _mm256_min_ps((__m256)high, (__m256)x));
+  return max8(low, (Vec8)_mm256_min_ps((__m256)high, (__m256)x));
 }
 #endif
 #if defined(__AVX512F__)

@@ -23,10 +23,11 @@ struct Linear {
     FloatMatrix floats;
   };
   std::vector<Part> parts;
-  int n = 0;                                 // outputs
-  int k = 0;                                 // inputs
-  int padded = 0;                            // k, padded to groups
-  bool has_int8 = false, has_float = false;  // parts
+  int n = 0;       // outputs
+  int k = 0;       // inputs
+  int padded = 0;  // k, padded to groups
+  // Of which kinds there are parts.
+  bool has_int8 = false, has_float = false;
   // Of gate and up: outputs lie in groups (kGroup) of gates, each before the group of their ups.
   bool interleaved = false;
 };
