@@ -114,23 +114,29 @@ void Decoder::rotate(int position, float* heads, int count) {
   for (int h = 0; h < count; ++h) kernels_.rotate(heads + h * dim, rope_.cos.data() + at, rope_.sin.data() + at, half);
 }
 
-void Decoder::attend(const Batch& batch, int layer) {
+// The new keys and values of one KV head.
+void Decoder::store(const Batch& batch, int layer, int kv_head) {
   const KvLayout& kv = store_.layout();
-  const int rows = static_cast<int>(batch.rows.size()), dim = model_.head_dim;
-  const size_t q = static_cast<size_t>(model_.heads) * dim, width = static_cast<size_t>(model_.kv_heads) * dim;
-  products_.each_row(rows, [&](int r) {
-    const Batch::Row& row = batch.rows[r];
-    float* key = qkv_ + r * qkv_stride_ + q;
-    rotate(row.position, key, model_.kv_heads);
-    kernels_.store_kv(kv, store_.block(layer, row.slot / kv.block_size), row.slot % kv.block_size, key, key + width);
-  });
-  const int group = model_.heads / model_.kv_heads;
+  float* key = qkv_ + static_cast<size_t>(kv_head) * head_span();
+  for (const Batch::Row& row : batch.rows) {
+    rotate(row.position, key, 1);
+    kernels_.store_kv(kv, store_.head(layer, kv_head, row.slot / kv.block_size), row.slot % kv.block_size, key,
+                      key + model_.head_dim);
+    key += qkv_stride_;
+  }
+}
+
+void Decoder::attend(const Batch& batch, int layer, bool in_parts) {
+  const KvLayout& kv = store_.layout();
+  const int dim = model_.head_dim, group = model_.heads / model_.kv_heads;
+  const size_t q = static_cast<size_t>(model_.heads) * dim;
+  if (in_parts) products_.start_parts(weights_.layers[layer].out, static_cast<int>(batch.rows.size()));
   // Tiles of one KV head behind each other, so that a thread finds in its cache what the tile before it has read.
   const int tiles = static_cast<int>(tiles_.size());
   threads_.run(tiles * model_.kv_heads, [&](int piece, int thread) {
     const Tile& tile = tiles_[piece % tiles];
     const int kv_head = piece / tiles;
-    float* queries = qkv_ + tile.first * qkv_stride_ + static_cast<size_t>(kv_head) * group * dim;
+    float* queries = qkv_ + tile.first * qkv_stride_ + static_cast<size_t>(kv_head) * head_span() + 2 * dim;
     for (int r = 0; r < tile.rows; ++r) rotate(positions_[tile.first + r], queries + r * qkv_stride_, group);
     AttentionTask task;
     task.queries = queries;
@@ -141,8 +147,7 @@ void Decoder::attend(const Batch& batch, int layer) {
     task.heads = group;
     task.positions = positions_.data() + tile.first;
     task.table = batch.tables[tile.sequence];
-    task.pool = store_.layer(layer);
-    task.kv_head = kv_head;
+    task.pool = store_.head(layer, kv_head);
     task.scale = 1.0f / std::sqrt(static_cast<float>(dim));
     task.scratch = scratch_ + thread * scratch_stride_;
     const uint8_t* tails[kAttentionRows] = {};
@@ -158,6 +163,9 @@ void Decoder::attend(const Batch& batch, int layer) {
       task.tail_blocks = blocks;
     }
     kernels_.attend(kv, task);
+    if (!in_parts) return;
+    for (int r = 0; r < tile.rows; ++r)
+      products_.take_part(task.out + r * q, group * dim, tile.first + r, kv_head * group * dim);
   });
 }
 
@@ -166,7 +174,7 @@ void Decoder::attend(const Batch& batch, int layer) {
 void Decoder::gather_branch(const Batch& batch, const Batch::Row& row, int layer, int kv_head, uint8_t* tail) {
   const KvLayout& kv = store_.layout();
   const int size = kv.block_size, first = row.position - row.branch_length + 1;
-  const auto head_of = [&](int32_t block) { return store_.block(layer, block) + kv.head_bytes() * kv_head; };
+  const auto head_of = [&](int32_t block) { return store_.head(layer, kv_head, block); };
   if (first % size > 0) std::memcpy(tail, head_of(batch.tables[row.sequence][first / size]), kv.head_bytes());
   for (int i = 0; i < row.branch_length; ++i) {
     const int32_t slot = batch.branches[row.branch + i], place = first + i - first / size * size;
@@ -206,9 +214,6 @@ void Decoder::forward(const Batch& batch) {
   choose_tiles(batch);
 
   const size_t q = static_cast<size_t>(model_.heads) * model_.head_dim;
-  const auto add_delta = [&](int r) {
-    kernels_.add(x_ + static_cast<size_t>(r) * hidden, delta_ + static_cast<size_t>(r) * hidden, hidden);
-  };
   // What only INT8 products want is quantised as soon as a row is there, so that one row's memory does for all of them.
   const auto stride_for = [&](const Linear& linear) {
     return linear.has_float || !Products::in_turn(rows) ? static_cast<size_t>(hidden) : 0;
@@ -216,21 +221,36 @@ void Decoder::forward(const Batch& batch) {
   const auto normalize = [&](int r, const float* weight, size_t stride) {
     kernels_.rms_norm(x_ + static_cast<size_t>(r) * hidden, weight, model_.norm_eps, hidden, normed_ + r * stride);
   };
+  const auto add_delta = [&](int first, int end) {
+    for (int r = 0; r < rows; ++r) {
+      const size_t at = static_cast<size_t>(r) * hidden + first;
+      kernels_.add(x_ + at, delta_ + at, end - first);
+    }
+  };
+  const Follow adding = Follow::by(kGroup, kGroup, add_delta);
+  const int span = head_span();
   for (int i = 0; i < model_.layers; ++i) {
     const LayerWeights& layer = weights_.layers[i];
     const size_t for_qkv = stride_for(layer.qkv), for_mlp = stride_for(layer.gate_up);
-    products_.multiply(layer.qkv, normed_, for_qkv, rows, qkv_, qkv_stride_, [&](int r) {
-      if (i > 0) add_delta(r);
-      normalize(r, layer.attention_norm, for_qkv);
-    });
-    attend(batch, i);
-    products_.multiply(layer.out, attended_, q, rows, delta_, hidden, [](int) {});
-    products_.multiply_gated(layer.gate_up, layer.down, normed_, for_mlp, rows, gate_up_, delta_, hidden, [&](int r) {
-      add_delta(r);
-      normalize(r, layer.mlp_norm, for_mlp);
-    });
+    const auto store_heads = [&](int first, int end) {
+      for (int head = (first + span - 1) / span; head * span < end; ++head) store(batch, i, head);
+    };
+    const Follow storing = Follow::by(span, 2 * model_.head_dim, store_heads);
+    products_.multiply(
+        layer.qkv, normed_, for_qkv, rows, qkv_, qkv_stride_,
+        [&](int r) { normalize(r, layer.attention_norm, for_qkv); }, &storing);
+    // One row is quantised in a moment, and its scales lie in one line of the cache.
+    const bool in_parts = rows > 1 && !layer.out.has_float && q / model_.kv_heads % kGroup == 0;
+    attend(batch, i, in_parts);
+    if (in_parts)
+      products_.multiply_parts(layer.out, rows, delta_, hidden, &adding);
+    else
+      products_.multiply(
+          layer.out, attended_, q, rows, delta_, hidden, [](int) {}, &adding);
+    products_.multiply_gated(
+        layer.gate_up, layer.down, normed_, for_mlp, rows, gate_up_, delta_, hidden,
+        [&](int r) { normalize(r, layer.mlp_norm, for_mlp); }, &adding);
   }
-  products_.each_row(rows, add_delta);
 
   int at = 0;
   for (int r = 0; r < rows; ++r)

@@ -65,9 +65,12 @@ class Decoder {
   struct Buffers;
 
   void choose_tiles(const Batch& batch);
-  void attend(const Batch& batch, int layer);
+  void store(const Batch& batch, int layer, int kv_head);
+  void attend(const Batch& batch, int layer, bool in_parts);
   void gather_branch(const Batch& batch, const Batch::Row& row, int layer, int kv_head, uint8_t* tail);
   void rotate(int position, float* heads, int count);  // RoPE, in place
+  // Of one KV head in a row of qkv: its key, its value, and the queries that share it.
+  int head_span() const { return (2 + model_.heads / model_.kv_heads) * model_.head_dim; }
 
   const Architecture model_;
   const Weights& weights_;

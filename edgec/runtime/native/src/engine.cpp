@@ -184,8 +184,11 @@ void Engine::trim(int32_t level) {
   if (level < EDGEC_TRIM_IDLE) return;
   decoder_->discard_scratch();
   const BlockPool& pool = scheduler_->pool();
-  for (int32_t i = 0; i < pool.total(); ++i)
-    if (pool.is_free(pool.first_block() + i)) store_->discard(pool.first_block() + i);
+  const int32_t end = pool.first_block() + pool.total();
+  for (int32_t first = pool.first_block(), next; first < end; first = next + 1) {
+    for (next = first; next < end && pool.is_free(next);) ++next;
+    if (next > first) store_->discard(first, next);
+  }
 }
 
 edgec_stats Engine::stats() const {

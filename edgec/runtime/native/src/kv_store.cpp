@@ -34,23 +34,21 @@ void KvLayout::copy_position(const uint8_t* from, int from_offset, uint8_t* to, 
 
 void KvStore::copy_slot(int32_t from, int32_t to) {
   const int size = layout_.block_size;
-  for (int i = 0; i < layers_; ++i) {
-    const uint8_t* source = block(i, from / size);
-    uint8_t* target = block(i, to / size);
+  for (int i = 0; i < layers_; ++i)
     for (int h = 0; h < layout_.kv_heads; ++h)
-      layout_.copy_position(source + layout_.head_bytes() * h, from % size, target + layout_.head_bytes() * h,
-                            to % size);
-  }
+      layout_.copy_position(head(i, h, from / size), from % size, head(i, h, to / size), to % size);
 }
 
 void KvStore::copy(int32_t from, int32_t to) {
-  for (int i = 0; i < layers_; ++i) std::memcpy(block(i, to), block(i, from), layout_.block_bytes());
+  for (int i = 0; i < layers_; ++i)
+    for (int h = 0; h < layout_.kv_heads; ++h) std::memcpy(head(i, h, to), head(i, h, from), layout_.head_bytes());
 }
 
-void KvStore::discard(int32_t block) {
-  const size_t bytes = layout_.block_bytes();
+void KvStore::discard(int32_t first, int32_t end) {
+  const size_t bytes = layout_.head_bytes() * static_cast<size_t>(end - first);
   for (int i = 0; i < layers_; ++i)
-    pages_.discard(bytes * (static_cast<size_t>(blocks_) * i + static_cast<size_t>(block)), bytes);
+    for (int h = 0; h < layout_.kv_heads; ++h)
+      pages_.discard(static_cast<size_t>(head(i, h, first) - pages_.data()), bytes);
 }
 
 }  // namespace edgec

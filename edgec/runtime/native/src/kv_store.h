@@ -20,14 +20,17 @@ class KvStore {
 
   const KvLayout& layout() const { return layout_; }
   int blocks() const { return blocks_; }
-  uint8_t* layer(int layer) { return pages_.data() + layout_.block_bytes() * blocks_ * layer; }
-  uint8_t* block(int layer_index, int32_t block) { return layer(layer_index) + layout_.block_bytes() * block; }
+  // Block 0 of a head; the others follow.
+  uint8_t* head(int layer, int kv_head) {
+    return pages_.data() + layout_.head_bytes() * blocks_ * (static_cast<size_t>(layer) * layout_.kv_heads + kv_head);
+  }
+  uint8_t* head(int layer, int kv_head, int32_t block) { return head(layer, kv_head) + layout_.head_bytes() * block; }
 
   void copy(int32_t from, int32_t to);
   // One position's keys and values in every layer; slots are block · block_size + offset.
   void copy_slot(int32_t from, int32_t to);
-  // Give the pages of a block that holds nothing back to the system.
-  void discard(int32_t block);
+  // Give the pages of blocks [first, end), which hold nothing, back to the system.
+  void discard(int32_t first, int32_t end);
 
  private:
   KvLayout layout_;

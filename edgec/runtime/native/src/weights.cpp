@@ -11,10 +11,11 @@ namespace {
 
 int round_up(int value, int multiple) { return (value + multiple - 1) / multiple * multiple; }
 
-// One layer of the file: its name without `.weight`, and its outputs.
+// One layer of the file, or some of its outputs: its name without `.weight`, how many, and from which on of how many.
 struct Source {
   std::string name;
   int n;
+  int first = 0, of = n;
 };
 
 std::string layer_name(int layer, const char* rest) { return "layers." + std::to_string(layer) + "." + rest; }
@@ -104,8 +105,8 @@ class Weights::Packer {
     int at = 0;
     for (const Source& source : group) {
       if (needed || file_.has(source.name + suffix)) {
-        const Tensor& tensor = file_.get(source.name + suffix, DType::kFloat32, {source.n});
-        for (int i = 0; to != nullptr && i < source.n; ++i) to[place(at + i)] = tensor.float32()[i];
+        const Tensor& tensor = file_.get(source.name + suffix, DType::kFloat32, {source.of});
+        for (int i = 0; to != nullptr && i < source.n; ++i) to[place(at + i)] = tensor.float32()[source.first + i];
       }
       at += source.n;
     }
@@ -124,8 +125,9 @@ class Weights::Packer {
     auto rows = std::make_shared<std::vector<const int8_t*>>(n);
     int at = 0;
     for (const Source& source : group) {
-      const Tensor& tensor = file_.get(source.name + ".weight", DType::kInt8, {source.n, k});
-      for (int i = 0; i < source.n; ++i) (*rows)[place(at + i)] = tensor.int8() + static_cast<size_t>(i) * k;
+      const Tensor& tensor = file_.get(source.name + ".weight", DType::kInt8, {source.of, k});
+      for (int i = 0; i < source.n; ++i)
+        (*rows)[place(at + i)] = tensor.int8() + static_cast<size_t>(source.first + i) * k;
       at += source.n;
     }
     if (data == nullptr) return part;
@@ -159,12 +161,12 @@ class Weights::Packer {
     part.floats = {data, gather(group, ".bias", padded_n, false, [](int i) { return i; }), n, k};
     int at = 0;
     for (const Source& source : group) {
-      const Tensor& tensor = file_.get(source.name + ".weight", DType::kFloat32, {source.n, k});
+      const Tensor& tensor = file_.get(source.name + ".weight", DType::kFloat32, {source.of, k});
       if (data != nullptr)
         for (int i = 0; i < source.n; ++i)
           for (int j = 0; j < k; ++j)
             data[(static_cast<size_t>((at + i) / 8) * k + j) * 8 + (at + i) % 8] =
-                tensor.float32()[static_cast<size_t>(i) * k + j];
+                tensor.float32()[static_cast<size_t>(source.first + i) * k + j];
       at += source.n;
     }
     return part;
@@ -183,14 +185,19 @@ template <typename Packer>
 void lay_out(const Manifest& manifest, Packer& packer, std::vector<LayerWeights>* layers, const float** norm,
              Linear* head, DraftWeights* draft) {
   const Architecture& m = manifest.model;
-  const int q = m.heads * m.head_dim, kv = m.kv_heads * m.head_dim;
+  const int dim = m.head_dim, q = m.heads * dim, kv = m.kv_heads * dim;
   for (int i = 0; i < m.layers; ++i) {
     const auto name = [i](const char* rest) { return layer_name(i, rest); };
     LayerWeights layer;
     layer.attention_norm = packer.floats(name("input_layernorm.weight"), m.hidden_size);
     layer.mlp_norm = packer.floats(name("post_attention_layernorm.weight"), m.hidden_size);
-    layer.qkv = packer.linear(
-        {{name("self_attn.q_proj"), q}, {name("self_attn.k_proj"), kv}, {name("self_attn.v_proj"), kv}}, m.hidden_size);
+    std::vector<Source> qkv;
+    for (int h = 0; h < m.kv_heads; ++h) {
+      qkv.push_back({name("self_attn.k_proj"), dim, h * dim, kv});
+      qkv.push_back({name("self_attn.v_proj"), dim, h * dim, kv});
+      qkv.push_back({name("self_attn.q_proj"), q / m.kv_heads, q / m.kv_heads * h, q});
+    }
+    layer.qkv = packer.linear(qkv, m.hidden_size);
     layer.out = packer.linear({{name("self_attn.o_proj"), m.hidden_size}}, q);
     const std::string down = name("mlp.down_proj");
     layer.gate_up = packer.gate_up({name("mlp.gate_proj"), m.intermediate_size},

@@ -35,7 +35,7 @@ struct Linear {
 struct LayerWeights {
   const float* attention_norm;  // (hidden)
   const float* mlp_norm;
-  Linear qkv;      // (heads + 2 · kv_heads) · head_dim outputs
+  Linear qkv;      // for each KV head its key, its value, and the queries that share it, (head_dim) outputs each
   Linear out;      // attention's output
   Linear gate_up;  // 2 · intermediate
   Linear down;

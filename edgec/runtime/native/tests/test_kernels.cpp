@@ -70,15 +70,17 @@ std::vector<float> product(const Kernels& kernels, int rows, int n, int k, bool 
 }
 
 std::vector<float> attention(const Kernels& kernels, KvType type, int block_size, int rows, int heads = 3) {
-  const KvLayout kv = {type, block_size, 2, 20};
   constexpr int kPositions = 37, kBlocks = 12;
-  std::vector<uint8_t> pool(kv.block_bytes() * (kBlocks + 64 / block_size * 2) + kReadPast, 0);
+  const KvLayout kv = {type, block_size, 2, 20};
+  const size_t blocks = kBlocks + 64 / block_size * 2;
+  std::vector<uint8_t> pool(kv.block_bytes() * blocks + kReadPast, 0);
   std::vector<int32_t> table;
   for (int b = 0; b * block_size < kPositions; ++b) table.push_back(b);
   for (int p = 0; p < kPositions; ++p) {
     const std::vector<float> key = random_floats(40, p + 1), value = random_floats(40, p + 1000);
-    kernels.store_kv(kv, pool.data() + kv.block_bytes() * table[p / block_size], p % block_size, key.data(),
-                     value.data());
+    for (int h = 0; h < 2; ++h)
+      kernels.store_kv(kv, pool.data() + kv.head_bytes() * (h * blocks + table[p / block_size]), p % block_size,
+                       key.data() + 20 * h, value.data() + 20 * h);
   }
   const std::vector<float> queries = random_floats(static_cast<size_t>(rows) * 2 * heads * 20, 5);
   std::vector<float> out(queries.size(), 0.0f), scratch(attention_scratch(kv, heads, 64));
@@ -94,8 +96,7 @@ std::vector<float> attention(const Kernels& kernels, KvType type, int block_size
                                 heads,
                                 positions.data(),
                                 table.data(),
-                                pool.data(),
-                                h,
+                                pool.data() + kv.head_bytes() * blocks * h,
                                 0.2f,
                                 scratch.data()};
     kernels.attend(kv, task);
@@ -177,7 +178,7 @@ std::vector<float> attention_over_integers(const Kernels& kernels, KvType type, 
   for (float& x : query) x = extreme ? 1.0f : random_float(&seed);
   std::vector<float> out(dim), scratch(attention_scratch(kv, 1, positions));
   const int32_t last = positions - 1;
-  AttentionTask task = {query.data(), 0, out.data(), 0, 1, 1, &last, table.data(), pool.data(), 0, 0.002f, nullptr};
+  AttentionTask task = {query.data(), 0, out.data(), 0, 1, 1, &last, table.data(), pool.data(), 0.002f, nullptr};
   task.scratch = scratch.data();
   kernels.attend(kv, task);
   return out;

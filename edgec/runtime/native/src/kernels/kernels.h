@@ -64,7 +64,8 @@ struct FloatMatrix {
 
 enum class KvType : int32_t { kInt8 = 0, kFp16 = 1, kFp32 = 2 };
 
-// How keys and values lie in a pool. A block of one layer holds, for each KV head in turn:
+// How keys and values lie in a pool. Each KV head of a layer has its blocks behind each other: what attention to one
+// head reads is one stream as long as blocks follow each other, which processors fetch ahead. A block of a head holds
 //   keys (head_dim, block_size), values (block_size, head_dim); or for INT8
 //   keys (head_dim / 4, block_size, 4), values (block_size / 4, head_dim, 4), then their scales (block_size) each,
 //   float.
@@ -80,7 +81,7 @@ struct KvLayout {
   size_t plane() const { return static_cast<size_t>(block_size) * padded_dim() * element(); }  // of keys, or of values
   size_t scales() const { return type == KvType::kInt8 ? sizeof(float) * block_size : 0; }
   size_t head_bytes() const { return 2 * (plane() + scales()); }
-  size_t block_bytes() const { return head_bytes() * kv_heads; }
+  size_t block_bytes() const { return head_bytes() * kv_heads; }  // of a block in all heads
 
   // Of one head's INT8 keys, and of its values: (block_size).
   const float* key_scales(const uint8_t* head) const { return reinterpret_cast<const float*>(head + 2 * plane()); }
@@ -102,10 +103,9 @@ struct AttentionTask {
   int heads;
   const int32_t* positions;  // (rows), each attends to positions 0 … its own
   const int32_t* table;      // blocks of the sequence
-  const uint8_t* pool;       // of this layer
-  int kv_head;
-  float scale;     // on the scores
-  float* scratch;  // attention_scratch(...) floats
+  const uint8_t* pool;       // of this layer and KV head
+  float scale;               // on the scores
+  float* scratch;            // attention_scratch(...) floats
   // Rows whose last positions don't lie where the table says: for each, null or blocks of this head, (head_bytes) each,
   // instead of the table's from block `tail_blocks` on. May be null.
   const uint8_t* const* tails = nullptr;
@@ -142,8 +142,8 @@ struct Kernels {
   void (*silu_mul)(const float* gate, const float* up, int count, float* out);
   // Rotate one head in place: cos and sin (head_dim / 2), channels paired as (i, i + head_dim / 2).
   void (*rotate)(float* head, const float* cos, const float* sin, int half);
-  // Write one position's key and value of every KV head, each (kv_heads, head_dim), into a block.
-  void (*store_kv)(const KvLayout& kv, uint8_t* block, int offset, const float* key, const float* value);
+  // Write one position's key and value, (head_dim) each, into a block of their head.
+  void (*store_kv)(const KvLayout& kv, uint8_t* head, int offset, const float* key, const float* value);
   void (*attend)(const KvLayout& kv, const AttentionTask& task);
 };
 
