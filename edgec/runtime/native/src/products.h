@@ -74,6 +74,12 @@ class Products {
     multiply_started(down, gated_, between, wide, rows, y, y_stride, follow);
   }
 
+  // Whether so many rows are made one after the other: handing them out would cost more than it saves.
+  static bool in_turn(int rows) { return rows < 2 * kPerPiece; }
+
+ private:
+  static constexpr int kPerPiece = 16;  // a line of the cache holds so many rows' quantised values
+
   // body(row) for every row, some hundred nanoseconds each, on all threads where that pays.
   template <typename Body>
   void each_row(int rows, const Body& body) {
@@ -85,12 +91,6 @@ class Products {
       for (int r = piece * kPerPiece; r < rows && r < (piece + 1) * kPerPiece; ++r) body(r);
     });
   }
-
-  // Where each_row goes through so many rows one after the other: handing them out would cost more than it saves.
-  static bool in_turn(int rows) { return rows < 2 * kPerPiece; }
-
- private:
-  static constexpr int kPerPiece = 16;  // a line of the cache holds so many rows' quantised values
 
   static void start(const Linear& linear, int rows, QuantizedRows* inputs) {
     inputs->rows = rows;
