@@ -14,11 +14,9 @@ from edgec.runtime.abi import Speculation
 
 
 def plain_engine(bundle: Path, threads: int, **options: Any) -> Engine:
-    """Without speculation and prefix cache; the caller closes it."""
-    chosen = EngineOptions(
-        threads=threads, prefix_cache=False, memory_budget=600_000_000, speculation=Speculation.OFF, **options
-    )
-    return Engine(bundle, chosen)
+    """Without prefix cache, and without speculation unless `options` has it; the caller closes it."""
+    options.setdefault("speculation", Speculation.OFF)
+    return Engine(bundle, EngineOptions(threads=threads, prefix_cache=False, memory_budget=600_000_000, **options))
 
 
 def fresh(length: int, seed: int) -> list[int]:

@@ -17,12 +17,12 @@ import os
 import statistics
 import time
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
-from common import drain
+from common import greedy, plain_engine
 
-from edgec.runtime import Engine, EngineOptions, Request, Sampling
+from edgec.runtime import Engine, Request
 from edgec.runtime.abi import Speculation
 
 TOKEN = 1000  # of the text
@@ -32,10 +32,8 @@ COLD = 3  # steps of a chunk that don't count: the other engine's caches
 
 def engine_of(library: Path, bundle: Path, rows: int, threads: int) -> Engine:
     os.environ["EDGEC_LIBRARY"] = str(library)
-    drafts = {"speculation": Speculation.NGRAM, "draft_length": rows - 1, "draft_width": 1}
-    speculation = drafts if rows > 1 else {"speculation": Speculation.OFF}
-    options: dict[str, Any] = {"memory_budget": 600_000_000, "step_tokens": 512, **speculation}
-    return Engine(bundle, EngineOptions(threads=threads, prefix_cache=False, **options))
+    drafts = {"speculation": Speculation.NGRAM, "draft_length": rows - 1, "draft_width": 1} if rows > 1 else {}
+    return plain_engine(bundle, threads, step_tokens=512, **drafts)
 
 
 def chunk(engine: Engine) -> float:
@@ -58,17 +56,13 @@ def repeat(given: argparse.Namespace, rows: int, turned: bool) -> list[tuple[flo
         for i in order:
             engine = engine_of((given.old, given.new)[i], given.bundle, rows, given.threads)
             engines[i] = stack.enter_context(engine)
-            sampling = Sampling(
-                max_tokens=(STEPS * CHUNKS + 4) * rows, temperature=0.0, ignore_eos=True, logit_bias={TOKEN: 100.0}
-            )
+            sampling = replace(greedy((STEPS * CHUNKS + 4) * rows), logit_bias={TOKEN: 100.0})
             engine.submit(Request([TOKEN] * given.tokens, sampling))
             for _ in range(2):
                 engine.step()
         for number in range(CHUNKS):
             pair = {i: chunk(engines[i]) for i in (order if number % 2 == 0 else order[::-1])}
             found.append((pair[0], pair[1]))
-        for engine in engines.values():
-            drain(engine)
     return found
 
 

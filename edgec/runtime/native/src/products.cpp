@@ -74,8 +74,11 @@ void Products::multiply_started(const Linear& linear, const QuantizedRows& quant
     const int pieces = pieces_of(static_cast<size_t>(block) * linear.padded * (part.is_float ? 4 : 1), rows, blocks);
     const bool follows = follow != nullptr && can_follow(linear, *follow, block);
     const auto cut = [&](int piece) {
-      const int at = share(blocks, piece, pieces), past = follows ? at * block % follow->period : 0;
-      const int to = past < (follows ? follow->whole : 0) && past > 0 ? at + (follow->whole - past) / block : at;
+      const int at = share(blocks, piece, pieces);
+      if (!follows) return at;
+      const int past = at * block % follow->period;
+      if (past == 0 || past >= follow->whole) return at;
+      const int to = at + (follow->whole - past) / block;
       return to < blocks ? to : blocks;
     };
     threads_.run(pieces, [&](int piece, int) {
